@@ -27,6 +27,7 @@ SMALL = [
     "--config.training.prompts_per_step=8",
     "--config.training.group_size=4",
     "--config.training.length_multiple=128",  # One length of rows.
+    "--config.engineer.reading_questions=0",
 ]
 #: A study of runs as small.
 PLAN = """
@@ -59,6 +60,7 @@ def get_config():
     config.training.prompts_per_step = 8
     config.training.group_size = 4
     config.training.length_multiple = 128
+    config.engineer.reading_questions = 0
     return config
 """
 #: Whether whole runs are compiled as users have them: `conftest.pytest_configure`.

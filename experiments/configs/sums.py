@@ -33,6 +33,6 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.engineer.context = "V1"  # The latest results alone: short enough to learn in minutes.
     config.engineer.max_new_tokens = 192
-    config.engineer.decoding = "grammar"
-    config.engineer.exact_fractions = False  # The model knows how much, the projection the sum.
+    # The model knows how much, the projection the sum.
+    config.engineer.decoding = "grammar_rescaled"
     return config

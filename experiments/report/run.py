@@ -7,6 +7,7 @@ import yaml
 
 from experiments.report import answers, story, style
 from experiments.report.charts import Gallery, Lines, Series, running_mean
+from experiments.ring.reading import remark
 from experiments.run import store as files
 from experiments.run.reading import Run
 from experiments.settings import Settings
@@ -52,6 +53,7 @@ def page(run: Run, gallery: Gallery) -> str:
         drawn={name: list(map(gallery.add, of(run))) for name, of in charts.items()},
         window=_window(run),
         labelled=lambda names: [f"{run.label} {name}" for name in names],
+        readings=[(number, remark(found)) for number, found in run.readings],
         measured={f"for round {number}": found for number, found in run.measures.items()},
         failures=[failure(c) for _, each in run.validations[:1] for c in each.breakdown.checks],
         answers=answers.of_run(run, _SHOWN),

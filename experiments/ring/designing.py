@@ -48,12 +48,12 @@ def design_completer(settings: Settings, family: Family, policy: Policy) -> Comp
     """
     engineer, limit = settings.engineer, _budget(settings.engineer, policy)
     options: dict[str, Any] = {"thinking": engineer.thinking_tokens > 0}
-    if engineer.decoding == "grammar":
+    if engineer.decoding != "parsed":
         found = grammar.build(
             family.space,
             functools.partial(policy.tokenizer.encode, add_special_tokens=False),
             tokens.stop_token_ids(policy.tokenizer),
-            exact_fractions=engineer.exact_fractions,
+            exact_fractions=engineer.decoding == "grammar",
             # Models write a blank line between their thought and the configuration.
             opening="\n\n" if engineer.thinking_tokens else "",
         )

@@ -6,6 +6,7 @@ together; the store decides which one touches the files.
 """
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from engineer.designers import Designer
 from engineer.evidence import FailureBreakdown
 from engineer.space import Configuration
 from experiments.families import Problem, examination
-from experiments.ring import designing, outcomes, problem_sets
+from experiments.ring import designing, outcomes, problem_sets, reading
 from experiments.ring.change import Change, change_of
 from experiments.ring.hindsight import Hindsight
 from experiments.ring.metrics import check_packages, of_design, of_validation, open_writers
@@ -28,7 +29,7 @@ from experiments.ring.validation import Written, validate, validation_completers
 from experiments.run import branching, policy
 from experiments.run.checkpoint import Position, RunCheckpoints
 from experiments.run.status import Reporter, describe, memory_advice, plan, round_title, truncation
-from experiments.run.store import TEST, TRACE, RunStore, append_log, open_steps
+from experiments.run.store import READING, TEST, TRACE, RunStore, append_log, open_steps
 from experiments.settings import Settings
 from experiments.text.errors import memory_errors, user_errors
 from learner.devices import distributed
@@ -96,6 +97,8 @@ class Loop:
             self._problems = ProblemSets(settings, self._family, store, self._reporter, self._first)
             self._preemption.agree()
             validated = self._validate(params, store.root / "initial", 0)
+            if settings.loop.rounds > settings.engineer.kept_rounds:
+                self._read(params, store.root / "initial", 0)
             self._report("before training", store.root / "initial", validated)
             self._test(params, store.root / "initial", 0)
             position = self._start(params)
@@ -279,6 +282,19 @@ class Loop:
             self._settings.validation.samples,
         )
 
+    def _read(self, params: Any, folder: Path, steps: int) -> None:
+        """Measures whether the engineer, a model, reads its evidence, unless that is done."""
+        settings, path = self._settings, folder / READING
+        asked = self._engineer is not None and settings.engineer.reading_questions
+        if not asked or self._store.exists(path):
+            return
+        with self._timed("reading", steps):
+            found = reading.measure(settings, self._family, self._policy, params)
+        if found is not None:
+            self._store.write(path, dataclasses.asdict(found))
+            self._write_metrics(steps, {"design/follows": found.follows / found.questions})
+        self._preemption.agree()
+
     @functools.cached_property
     def _hindsight(self) -> Hindsight:
         assert self._engineer is not None
@@ -301,6 +317,9 @@ class Loop:
         seed = problem_sets.round_seed(settings, problem_sets.DESIGN, index + 1)
         if store.exists(folder / "design.json"):
             return
+        if settings.engineer.designer == "current" and index + 1 >= settings.engineer.kept_rounds:
+            params = self._trainer.policy_params(position.state)
+            self._read(params, store.round(index), position.total)
         with self._timed("design", position.total):
             designer = self._designer(index, position)
             record = outcomes.run_record(store, settings, family, index + 1)
@@ -338,6 +357,9 @@ class Loop:
             change = self._change(folder, design)
             changed = [f"the design {change.sentence()}"] if change.moves else []
         self._reporter.validation(title, *validated, ending)
+        if self._store.exists(folder / READING):
+            found = self._store.read(folder / READING, lambda read: reading.Reading(**read))
+            self._reporter.notes([f"reading: {reading.remark(found)}"])
         self._reporter.notes(changed)
         self._reporter.notes(truncation(validated[0], self._settings.validation.max_new_tokens))
         if self._store.exists(folder / "train.jsonl"):

@@ -24,7 +24,7 @@ _OWN = (*files.FREE, "loop.rounds", "seed", "engineer.", "environment.")
 # Files that a refused start leaves in its folder.
 _REFUSED = {".lock", "config.json", "versions.json"}
 # Files that follow the validation of a round, which a branch makes itself.
-_OF_DESIGN = shutil.ignore_patterns("design", "engineer_training.jsonl")
+_OF_DESIGN = shutil.ignore_patterns("design", "engineer_training.jsonl", files.READING)
 
 
 def branch(spec: str, store: RunStore, settings: Settings) -> list[str]:

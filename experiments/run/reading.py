@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engineer.evidence import FailureBreakdown
+from engineer.reading import Reading
 from engineer.space import Configuration
 from experiments.families import Family
 from experiments.run import store as files
@@ -63,6 +64,8 @@ class Round:
       design: the design of the next round: the fields of `design.json`, with `config` parsed, and
         `measures`, `context` and `answers`, each empty or None if unknown.
       engineer_steps: steps of training as engineer, if any.
+      reading: whether its checkpoint, which designs the next round, reads its evidence, if that
+        was measured.
     """
 
     index: int
@@ -73,6 +76,7 @@ class Round:
     test: Validation | None
     design: Mapping[str, Any] | None
     engineer_steps: tuple[Mapping[str, Any], ...]
+    reading: Reading | None
 
     @property
     def number(self) -> int:
@@ -92,6 +96,7 @@ class Run:
       branch: its source run and round, if it is a branch.
       initial: the validation before training.
       initial_test: the same on the test set, if there is one.
+      initial_reading: as that of a round, of the checkpoint before training.
       rounds: those that have begun.
     """
 
@@ -102,6 +107,7 @@ class Run:
     branch: Mapping[str, Any] | None
     initial: Validation | None
     initial_test: Validation | None
+    initial_reading: Reading | None
     rounds: tuple[Round, ...]
 
     @property
@@ -114,6 +120,15 @@ class Run:
     def tests(self) -> list[tuple[int, Validation]]:
         """The same on the test set: before training and after the last round, if there is one."""
         numbered = [(0, self.initial_test), *((each.number, each.test) for each in self.rounds)]
+        return [(number, found) for number, found in numbered if found is not None]
+
+    @property
+    def readings(self) -> list[tuple[int, Reading]]:
+        """(number of the round before, reading) of all that were measured; 0 is before training."""
+        numbered = [
+            (0, self.initial_reading),
+            *((each.number, each.reading) for each in self.rounds),
+        ]
         return [(number, found) for number, found in numbered if found is not None]
 
     @property
@@ -185,6 +200,7 @@ def read_run(root: Path) -> Run:
         branch=read_json(root / files.BRANCH),
         initial=_validation(root / "initial"),
         initial_test=_validation(root / "initial" / files.TEST),
+        initial_reading=_reading(root / "initial"),
         rounds=tuple(rounds),
     )
 
@@ -199,6 +215,7 @@ def _round(folder: Path) -> Round:
         test=_validation(folder / files.TEST),
         design=_design(folder / "design"),
         engineer_steps=tuple(files.read_log(folder / "engineer_training.jsonl")),
+        reading=_reading(folder),
     )
 
 
@@ -227,6 +244,10 @@ def _design(folder: Path) -> Mapping[str, Any] | None:
         }
 
     return read_json(folder / "design.json", parse)
+
+
+def _reading(folder: Path) -> Reading | None:
+    return read_json(folder / files.READING, lambda found: Reading(**found))
 
 
 def _text(path: Path) -> str:

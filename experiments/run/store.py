@@ -54,6 +54,8 @@ from learner.devices import distributed
 
 TIMES = "times.jsonl"
 TRACE = "trace"
+#: Whether the engineer reads its evidence, beside a validation.
+READING = "reading.json"
 CHANGES = "changes.jsonl"
 BRANCH = "branch.json"
 #: What no designer reads: the test set in a run's folder, answers to it in that of a validation.
@@ -75,6 +77,7 @@ FREE = (
     "training.length_multiple",
     "training.profile_steps",
     "engineer.endpoint.",
+    "engineer.reading_questions",
 )
 
 

@@ -149,7 +149,7 @@ class ValidationSettings:
 
 #: Who may design; see `EngineerSettings`.
 DESIGNERS = ("current", "base", "endpoint", *BY_RULE)
-DECODING = ("parsed", "grammar")
+DECODING = ("parsed", "grammar", "grammar_rescaled")
 HINDSIGHT = ("signal", "learning_progress")
 
 
@@ -190,10 +190,9 @@ class EngineerSettings:
         them, such as "V4+current+training=full"; see `engineer.context.ContextSpec`.
       tries: most samples drawn until a design can be read; then the last configuration is kept. A
         greedy engineer (temperature 0) has one, as it would only repeat itself.
-      decoding: "parsed" (free text that is parsed), or "grammar" (constrained to a well-formed
-        configuration; not for endpoints).
-      exact_fractions: under the grammar, decode fractions that sum to 1; otherwise the projection
-        rescales them.
+      decoding: "parsed" (free text that is parsed); or, not for endpoints, "grammar" (constrained
+        to a well-formed configuration whose fractions sum to 1) or "grammar_rescaled" (whose
+        fractions are free and rescaled afterwards).
       thinking_tokens: as in `training`; 0 is a design without thinking.
       reasoning_tokens: under the grammar, most tokens of prose before "Configuration:" and the
         configuration; 0 is no prose.
@@ -202,6 +201,8 @@ class EngineerSettings:
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
       shuffle_evidence: a control: the designer sees each row's outcomes under another row's name.
+      reading_questions: pairs of made-up contexts by which a run measures, before it relies on a
+        model as designer, whether that reads its evidence (docs/engineer.md); 0 is off.
       endpoint: the server of "endpoint".
       training: training of the current checkpoint as engineer.
     """
@@ -212,7 +213,6 @@ class EngineerSettings:
     context: str = DEFAULT_VARIANT
     tries: int = 3
     decoding: str = "parsed"
-    exact_fractions: bool = True
     thinking_tokens: int = 0
     reasoning_tokens: int = 0
     max_new_tokens: int = 4096
@@ -220,12 +220,13 @@ class EngineerSettings:
     top_p: float = 0.95
     top_k: int = 20
     shuffle_evidence: bool = False
+    reading_questions: int = 24
     endpoint: Server = dataclasses.field(default_factory=Server)
     training: EngineerTraining = dataclasses.field(default_factory=EngineerTraining)
 
     def __post_init__(self) -> None:
         checks.integers(self, kept_rounds=1, tries=1, max_new_tokens=1, top_k=0)
-        checks.integers(self, thinking_tokens=0, reasoning_tokens=0)
+        checks.integers(self, thinking_tokens=0, reasoning_tokens=0, reading_questions=0)
         checks.choices(
             self,
             designer=DESIGNERS,
@@ -243,14 +244,14 @@ class EngineerSettings:
 
     def _check_together(self) -> None:
         """Raises a ValueError for incompatible options."""
-        grammar, asked = self.decoding == "grammar", self.designer == "endpoint"
+        grammar, asked = self.decoding != "parsed", self.designer == "endpoint"
         endpoint, hindsight = self.endpoint, self.training.hindsight_steps
         lessons = f"training.hindsight_steps={hindsight}"
         prose = f"reasoning_tokens={self.reasoning_tokens}"
         thought = f"thinking_tokens={self.thinking_tokens}"
         unlimited = self.thinking_tokens >= self.max_new_tokens
         for wrong, message in (
-            (grammar and asked, "decoding='grammar': not for designer='endpoint'"),
+            (grammar and asked, f"decoding={self.decoding!r}: not for designer='endpoint'"),
             (
                 grammar and unlimited,
                 f"{thought}: under the grammar thinking needs a limit below max_new_tokens",
@@ -261,7 +262,7 @@ class EngineerSettings:
             ),
             (
                 self.reasoning_tokens and not grammar,
-                f"{prose}: for decoding='grammar' only",
+                f"{prose}: not for decoding='parsed'",
             ),
             (asked and not endpoint.url, "endpoint.url='': designer='endpoint' needs one"),
             (asked and not endpoint.model, "endpoint.model='': designer='endpoint' needs one"),

@@ -29,6 +29,7 @@ RENAMED = {
     "engineer.neutral_guideline": "'+neutral' at the end of engineer.context",
     "engineer.thinking": "engineer.thinking_tokens above 0",
     "engineer.trigger": "engineer.reasoning_tokens alone",
+    "engineer.exact_fractions": "engineer.decoding, 'grammar' or 'grammar_rescaled'",
     "engineer.endpoint.price_in": "the first of engineer.endpoint.prices",
     "engineer.endpoint.price_out": "the second of engineer.endpoint.prices",
     "engineer.endpoint.budget_field": "nothing: both fields are tried",

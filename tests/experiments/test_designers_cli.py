@@ -1,6 +1,7 @@
 """Every designer in the same loop, from the command line, with a minimal budget."""
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -74,6 +75,7 @@ def runs(tmp_path_factory, url):
     options["current"] += [
         "--config.loop.rounds=3",  # A second design, for which there are lessons.
         "--config.engineer.training.hindsight_steps=1",
+        "--config.engineer.reading_questions=4",
     ]
     for name, extra in options.items():
         run = whole_runs.Run(folder / name, "--config.loop.rounds=2", *extra)
@@ -134,6 +136,18 @@ def test_the_second_design_comes_after_lessons_from_the_first(runs):
     assert first == []
     assert [step["metrics"]["loss"] > 0 for step in second] == [True]
     assert "loss of lessons from hindsight" in (runs / "current" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_asked_whether_it_reads_before_each_design(runs):
+    run = runs / "current"
+    found = [read(run, folder, "reading.json") for folder in ("initial", "rounds/0", "rounds/1")]
+    assert [each["questions"] for each in found] == [4, 4, 4]
+    assert len({each["margin"] for each in found}) == 3  # Each of a checkpoint of its own.
+    assert not (run / "rounds" / "2" / "reading.json").exists()
+    lines = re.findall(r"<li>(.*): designs follow", (run / "report.html").read_text())
+    assert lines == ["Before training", "After round 1", "After round 2"]
+    assert not list(runs.glob("base/**/reading.json"))
 
 
 def design_again(folder, **engineer):
@@ -299,7 +313,7 @@ def test_contexts_of_a_run_hold_no_validation_item(undisturbed):
 def test_settings_that_do_not_go_together_are_refused(tmp_path):
     for engineer, message in (
         ({"designer": "endpoint"}, "endpoint.url"),
-        ({"reasoning_tokens": 3}, "decoding='grammar' only"),
+        ({"reasoning_tokens": 3}, "not for decoding='parsed'"),
         (
             {"decoding": "grammar", "reasoning_tokens": 3, "thinking_tokens": 3},
             "only with thinking_tokens=0",

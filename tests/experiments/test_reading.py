@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from engineer.reading import CONTROLS, Reading
-from experiments import reading
+from experiments import reading as command
 from experiments.families import demonstrations
+from experiments.ring import reading
 from experiments.run import policy
 from experiments.settings import from_config
 from experiments.text.errors import UserError
@@ -56,16 +57,16 @@ def test_the_verdict_follows_the_intervals():
         each = [Reading(200, 0.5, count, 0.1) for count in follows]
         return dict(zip(CONTROLS, each, strict=True))
 
-    assert reading.verdict(found(112, 190, 190)).startswith("reading is at chance: use a rule")
-    assert reading.verdict(found(190, 110, 190)).endswith("at chance with rows in another order")
-    assert reading.verdict(found(190, 180, 190)).startswith("reads")
-    assert "95% (91% to 97%)" in list(reading.table(found(190, 110, 190)))[1]
+    assert command.verdict(found(112, 190, 190)).startswith("reading is at chance: use a rule")
+    assert command.verdict(found(190, 110, 190)).endswith("at chance with rows in another order")
+    assert command.verdict(found(190, 180, 190)).startswith("reads")
+    assert "95% (91% to 97%)" in list(command.table(found(190, 110, 190)))[1]
 
 
 def test_what_is_wrong_is_one_line():
     settings = from_config({"model": {"path": "tiny"}, "family": "words:sums_1"})
     with pytest.raises(UserError, match="--rule=learnability: only 0 of 20 made-up"):
-        reading.measure(settings, "learnability", 2)
+        command.measure(settings, "learnability", 2)
 
 
 def test_contexts_and_designs_are_those_of_the_configuration():
@@ -83,8 +84,8 @@ def test_contexts_and_designs_are_those_of_the_configuration():
 
 @pytest.mark.slow
 def test_a_model_that_was_taught_a_rule_reads():
-    found = reading.measure(settings_of("sums"), "target", 24)
-    assert reading.verdict(found) == (
+    found = command.measure(settings_of("sums"), "target", 24)
+    assert command.verdict(found) == (
         "reads contexts as they are in runs, but is at chance with rows in another order"
     )
     assert found["plain"].follows >= 23

@@ -9,12 +9,21 @@ import pytest
 
 from engineer import context, designers
 from engineer.proposal import render_config
+from engineer.reading import Reading
 from engineer.record import RoundRecord, RunRecord
 from experiments.families.demonstrations import random_record
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.template import family
-from experiments.ring import designing, hindsight, loop, outcomes, problem_sets, validation
+from experiments.ring import (
+    designing,
+    hindsight,
+    loop,
+    outcomes,
+    problem_sets,
+    reading,
+    validation,
+)
 from experiments.ring.hindsight import Hindsight, best_in_hindsight
 from experiments.ring.validation import validate
 from experiments.run import branching, policy
@@ -154,6 +163,7 @@ def designing_loop(store, monkeypatch):
         one = loop.Loop(from_config({"engineer": engineer}), store, Reporter(quiet=True))
         one._trainer = types.SimpleNamespace(policy_params=lambda state: f"of {state}")
         one._engineer, one._policy = "completer", None
+        one._write_metrics = lambda *_: None
         return one
 
     monkeypatch.setattr(policy, "load_params", lambda *_: "of the start")
@@ -183,13 +193,38 @@ def test_each_round_is_designed_with_a_seed_of_its_own(designing_loop, monkeypat
 
     monkeypatch.setattr(designing, "design_round", design_round)
     monkeypatch.setattr(outcomes, "run_record", lambda *_: None)
-    one = designing_loop()
+    one = designing_loop(reading_questions=0)
     one._family = family
     for index in range(2):
         with pytest.raises(InterruptedError):
             one._design(index, types.SimpleNamespace(state="training", total=0))
     settings = one._settings
     assert seeds == [problem_sets.round_seed(settings, problem_sets.DESIGN, i) for i in (1, 2)]
+
+
+def test_the_weights_that_design_are_asked_whether_they_read(designing_loop, monkeypatch):
+    asked = []
+
+    def measure(settings, family, model, params):
+        asked.append(params)
+        return Reading(24, 0.5, 12, 0.0)
+
+    def design_round(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr(reading, "measure", measure)
+    monkeypatch.setattr(designing, "design_round", design_round)
+    monkeypatch.setattr(outcomes, "run_record", lambda *_: None)
+    at = types.SimpleNamespace(state="training", total=0)
+    for designer, kept, expected in (
+        ("base", 1, []),  # Its weights were asked before training.
+        ("current", 2, []),
+        ("current", 1, ["of training"]),
+        ("current", 1, ["of training"]),  # It is in its file by now.
+    ):
+        with pytest.raises(InterruptedError):
+            designing_loop(designer=designer, kept_rounds=kept)._design(0, at)
+        assert asked == expected
 
 
 def test_a_greedy_model_is_asked_once():

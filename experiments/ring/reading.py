@@ -1,0 +1,167 @@
+"""Whether the engineer reads its evidence, measured before a run relies on its designs.
+
+Of two designs, the model should find the one likelier that matches the evidence in its context
+(`engineer.reading`). The contexts are made up, for the family and the context of a run, and are the
+same in every round, so that readings of one model in training compare.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from engineer import reading
+from engineer.context import ContextSpec, Message
+from engineer.curricula import BY_RULE
+from engineer.reading import Control, Question, Reading, Scorer
+from engineer.texts import FamilyTexts
+from experiments.families import Family, demonstrations
+from experiments.run.policy import Policy
+from experiments.settings import Settings
+from experiments.statistics import Interval, wilson
+from experiments.text.errors import UserError
+from learner import tokens
+from learner.decoder.config import DecoderConfig
+from learner.devices import distributed, sharding
+from learner.training import sft
+from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
+
+CHANCE = 0.5
+RULE = "target"
+"""Whose designs match the evidence in a run: the rule by which `experiments.warm_start` teaches."""
+INSTEAD = (
+    "use a rule (--config.engineer.designer=learnability), an endpoint, or a model that was "
+    "warm-started on designs"
+)
+_ROWS, _LENGTH_MULTIPLE, _LENGTHS = 8, 32, 2
+
+
+def scorer(model: Policy, params: Any) -> Scorer:
+    """The log-likelihood of answers, stop token included, under a model.
+
+    Raises:
+      UserError: (by the scorer) a chat with its answer is longer than the model's window.
+    """
+    pad_id = tokens.pad_id(model.tokenizer)
+
+    def score(pairs: Sequence[tuple[Sequence[Message], Sequence[str]]]) -> list[list[float]]:
+        examples = [
+            [sft.encode_example(model.tokenizer, chat, answer) for answer in answers]
+            for chat, answers in pairs
+        ]
+        longest = [max(len(e.prompt) + len(e.completion) for e in row) for row in examples]
+        if max(longest) > (window := model.config.max_position_embeddings):
+            raise UserError(
+                f"a context with its design takes {max(longest)} tokens, the model has {window}; "
+                "allowed are a shorter engineer.context and families with fewer rows"
+            )
+        scores: list[list[float]] = [[] for _ in pairs]
+        order = sorted(range(len(pairs)), key=lambda i: len(examples[i][0].prompt))
+        shards = sharding.num_row_shards(model.mesh)
+        size = -(-_ROWS // shards) * shards
+        for first in range(0, len(order), size):
+            chosen = order[first : first + size]
+            found = _log_likelihoods(params, model, [examples[i] for i in chosen], size, pad_id)
+            for i, one in zip(chosen, found.tolist(), strict=True):
+                scores[i] = one
+        return scores
+
+    return score
+
+
+def _log_likelihoods(
+    params: Any, model: Policy, rows: Sequence[Sequence[sft.Example]], size: int, pad_id: int
+) -> np.ndarray:
+    """f64[R, A] for R rows of A examples with the same prompt, in nats; padded to `size` rows."""
+
+    def bucket(length: int) -> int:
+        return tokens.geometric_bucket(length, _LENGTH_MULTIPLE, _LENGTHS)
+
+    prompt = max(len(row[0].prompt) for row in rows)
+    completions = [[example.completion for example in row] for row in rows]
+    whole = max(
+        len(row[0].prompt) + sum(map(len, of)) for row, of in zip(rows, completions, strict=True)
+    )
+    window = bucket(max(len(one) for of in completions for one in of))
+    length = max(bucket(whole), bucket(prompt) + window)
+    packed = pack_rows(
+        [row[0].prompt for row in rows],
+        completions,
+        size,
+        len(rows[0]),
+        length,
+        pad_id,
+        bucket(prompt),
+    )
+    with sharding.use(model.mesh):
+        batch = distributed.put(packed, sharding.batch_sharding(model.mesh))
+        logprobs = np.asarray(_logprobs(params, model.config, batch, window), np.float64)
+    mask = np.arange(window) < packed.completion_lengths[:, :, None]
+    return np.where(mask, logprobs, 0.0).sum(axis=2)[: len(rows)]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 3))
+def _logprobs(params: Any, config: DecoderConfig, rows: MicroBatch, window: int) -> jax.Array:
+    logprobs, _ = completion_logprobs(params, config, rows, window)
+    return jax.lax.with_sharding_constraint(logprobs, PartitionSpec())  # Every process reads it.
+
+
+def questions(
+    family: Family,
+    texts: FamilyTexts,
+    spec: ContextSpec,
+    rule: str,
+    count: int,
+    control: Control,
+) -> Iterator[Question]:
+    """Yields `count` questions about made-up runs; those about which a rule has none are skipped.
+
+    Args:
+      texts: of the family, as its contexts have them.
+
+    Raises:
+      UserError: the rule makes the same design of hardly any evidence and its permutation.
+    """
+    made = 0
+    for seed in range(10 * count):
+        record = demonstrations.random_record(seed, family.space, texts, climbing=rule == "mastery")
+        one = reading.question(record, family.space, texts, spec, BY_RULE[rule], seed, control)
+        if one is not None:
+            made += 1
+            yield one
+        if made == count:
+            return
+    raise UserError(
+        f"--rule={rule}: only {made} of {10 * count} made-up contexts have two designs; allowed "
+        "are families with more rows, and other rules"
+    )
+
+
+def interval(found: Reading) -> Interval:
+    """The 95 % score interval of the fraction of questions that are followed."""
+    return wilson(found.follows, found.questions)
+
+
+def measure(settings: Settings, family: Family, model: Policy, params: Any) -> Reading | None:
+    """Reads the questions of a run; None if its family or its context has none that fit."""
+    engineer = settings.engineer
+    try:
+        asked = questions(
+            family, family.texts, engineer.spec, RULE, engineer.reading_questions, "plain"
+        )
+        return reading.read(asked, scorer(model, params))
+    except UserError:
+        return None
+
+
+def remark(found: Reading) -> str:
+    """A line on a reading in a run, with what to use instead of a model that does not read."""
+    low, high = interval(found)
+    line = (
+        f"designs follow the evidence in {found.follows} of {found.questions} made-up contexts "
+        f"(95 %: {low:.0%} to {high:.0%}; without reading 50 %)"
+    )
+    return line if low > CHANCE else f"{line}; at chance: {INSTEAD}"
