@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engineer import designers
-from engineer.designers import Design, Designer
-from engineer.proposal import Proposal, project
+from engineer import designers, rivals
+from engineer.designers import Design, Designer, divided, projected
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace, on_grid
 
@@ -31,7 +30,7 @@ MASTERED = 0.5
 def failure_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Data in proportion to failures: a row's fraction ~ (1 - p) + 0.05, p its valid rate."""
     rates = record.valid_rates(space.rows).values()
-    return _divided(record, space, [1.0 - p + FAILURES_FLOOR for p in rates], "failures")
+    return divided(record, space, [1.0 - p + FAILURES_FLOOR for p in rates], "failures")
 
 
 def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -42,13 +41,24 @@ def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed
     """
     rates = record.valid_rates(space.rows).values()
     weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
-    return _divided(record, space, weights, "learnability")
+    return divided(record, space, weights, "learnability")
+
+
+def learnability_once(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    """`learnability_proportional` of the validation before training, so in every round the same.
+
+    Without one, that after round 0 takes its place.
+    """
+    before = record.initial or record.history[0].breakdown
+    rates = before.valid_rates(space.rows).values()
+    weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
+    return divided(record, space, weights, "learnability_once")
 
 
 def success_targeting(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Moves every number of a row to where about half of the answers are valid; see `targeted`."""
     config = targeted(record.valid_rates(space.rows), record.config, space)
-    return _projected(space, config.cells(), "target")
+    return projected(space, config.cells(), "target")
 
 
 def targeted(
@@ -95,7 +105,7 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     for reward in np.abs(np.diff(rates, axis=0)):
         averages = RATE * reward + (1.0 - RATE) * averages
     weights = explored(np.exp((averages - averages.max()) / TEMPERATURE))
-    return _divided(record, space, weights, "learning_progress")
+    return divided(record, space, weights, "learning_progress")
 
 
 def mastery(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -107,7 +117,7 @@ def mastery(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     assumes that later rows are harder.
     """
     rates = list(record.valid_rates(space.rows).values())
-    return _divided(record, space, mastery_weights(rates), "mastery")
+    return divided(record, space, mastery_weights(rates), "mastery")
 
 
 def mastery_weights(rates: Sequence[float]) -> list[float]:
@@ -125,27 +135,17 @@ def explored(weights: np.ndarray) -> list[float]:
 
 BY_RULE: Mapping[str, Designer] = {
     "fixed": designers.fixed,
+    "first": designers.first,
     "random": designers.random,
     "failures": failure_proportional,
     "learnability": learnability_proportional,
+    "learnability_once": learnability_once,
     "target": success_targeting,
     "learning_progress": progress_bandit,
     "mastery": mastery,
+    "sec": rivals.sec,
+    "rlve": rivals.rlve,
+    "adarft": rivals.adarft,
+    "filtering": rivals.filtering,
 }
 """Designers without options, by name."""
-
-
-def _divided(
-    record: RunRecord, space: ConfigurationSpace, weights: Sequence[float], source: str
-) -> Design:
-    """The current configuration with fractions in proportion to the weights of the rows."""
-    return _projected(space, record.config.cells() | space.divided(weights), source)
-
-
-def _projected(
-    space: ConfigurationSpace,
-    cells: Mapping[tuple[str, str], float],
-    source: str,
-) -> Design:
-    config, repairs = project(Proposal.from_cells(cells), space)
-    return Design(config=config, source=source, repairs=repairs)

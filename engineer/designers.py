@@ -9,7 +9,7 @@ from engineer import proposal
 from engineer.context import ContextSpec, Message, fitted
 from engineer.evidence import JsonValue
 from engineer.record import RunRecord
-from engineer.space import Configuration, ConfigurationSpace
+from engineer.space import Cell, Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts
 
 Generate = Callable[[Sequence[Message], int], str]
@@ -127,6 +127,11 @@ def fixed(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     return keep(record, space, "fixed", "this designer changes nothing")
 
 
+def first(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+    """The configuration of the oldest round known, which in a run is round 0, again."""
+    return projected(space, record.history[0].config.cells(), "first")
+
+
 def random(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
     """Domain randomisation: a new draw of `ConfigurationSpace.random` from seed and round."""
     drawn = space.random(np.random.SeedSequence([seed, record.round]))
@@ -135,6 +140,18 @@ def random(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
 
 def keep(record: RunRecord, space: ConfigurationSpace, source: str, reason: str) -> Design:
     """The latest configuration, with the repairs of clipping it."""
-    unchanged = proposal.Proposal.from_cells(record.config.cells())
-    kept, repairs = proposal.project(unchanged, space)
-    return Design(config=kept, source=source, repairs=repairs, kept_previous=True, reason=reason)
+    kept = projected(space, record.config.cells(), source)
+    return dataclasses.replace(kept, kept_previous=True, reason=reason)
+
+
+def divided(
+    record: RunRecord, space: ConfigurationSpace, weights: Sequence[float], source: str
+) -> Design:
+    """The current configuration with fractions in proportion to the weights of the rows."""
+    return projected(space, record.config.cells() | space.divided(weights), source)
+
+
+def projected(space: ConfigurationSpace, cells: Mapping[Cell, float], source: str) -> Design:
+    """The configuration of these cells, projected on the space."""
+    config, repairs = proposal.project(proposal.Proposal.from_cells(cells), space)
+    return Design(config=config, source=source, repairs=repairs)

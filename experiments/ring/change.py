@@ -13,7 +13,7 @@ from engineer.space import Configuration
 from experiments.families import Family
 from experiments.text.templates import paragraphs
 
-_BLIND = ("fixed", "random")
+_BLIND = ("fixed", "first", "random")
 """Designers that read no evidence and therefore cannot have it as a reason."""
 
 Made = Mapping[tuple[str, str], float]

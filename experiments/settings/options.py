@@ -178,11 +178,15 @@ class EngineerSettings:
 
     Attributes:
       designer: "current" (the checkpoint being trained), "base" (the checkpoint that the run
-        started from), "endpoint" (any model behind a server), "fixed" (keeps the start), "random"
-        (a new draw each round), "failures" (data in proportion to failures), "learnability" (in
-        proportion to p (1 - p)), "target" (the same, and other numbers towards a valid rate of a
-        half), "learning_progress" (a bandit on it), or "mastery" (half in the first row below
-        a valid rate of a half, half before it).
+        started from), "endpoint" (any model behind a server), "fixed" (keeps the start),
+        "first" (returns to it), "random" (a new draw each round), "failures" (data in proportion to
+        failures),
+        "learnability" (in proportion to p (1 - p)), "learnability_once" (of the validation before
+        training), "target" (p (1 - p), and other numbers towards a valid rate of a half),
+        "learning_progress" (a bandit on it), "mastery" (half in the first row below a valid rate of
+        a half, half before it), or a rule of `engineer.rivals`: "sec" (a bandit on mean
+        |advantage|), "rlve" (a sliding window of rows), "adarft" (a target difficulty), "filtering"
+        (what passes a filter on difficulty).
       start: the configuration of round 0: "random", "uniform", or a YAML file in the form of
         rounds/0/environment.yaml.
       kept_rounds: rounds on the configuration of round 0, at least 1; designing begins after them.

@@ -3,10 +3,12 @@
 import math
 
 import pytest
-from lake_records import SPACE, bounded, record
+from lake_records import SPACE, bounded, config, record
 
 from engineer.curricula import (
+    BY_RULE,
     failure_proportional,
+    learnability_once,
     learnability_proportional,
     mastery,
     progress_bandit,
@@ -35,6 +37,20 @@ def test_failures_and_learnability():
     # 0.02, 0.02 and 0.27 of 0.31.
     unseen = learnability_proportional(record((100, 0)), SPACE, 0)
     assert fractions(unseen) == (0.07, 0.06, 0.87)
+
+
+def test_learnability_once_is_that_before_training():
+    before = fractions(learnability_proportional(record((10, 50, 90)), SPACE, 0))
+    run = record((90, 50, 20), (99, 90, 20), initial=(10, 50, 90))
+    assert fractions(learnability_once(run, SPACE, 0)) == before
+    without = fractions(learnability_once(record((10, 50, 90), (90, 9, 9)), SPACE, 0))
+    assert without == before
+
+
+def test_first_returns_to_round_0():
+    configs = [config(0.5, 0.3, 0.2, holes=0.1), config(0.1, 0.1, 0.8)]
+    run = record((1, 1, 1), (2, 2, 2), configs=configs)
+    assert BY_RULE["first"](run, SPACE, 0).config == configs[0]
 
 
 def test_success_targeting_moves_every_number():
@@ -75,13 +91,7 @@ def test_all_are_deterministic_and_of_the_space():
     tight = lakes.lake_space((3, 4, 5), {3: (0.0, 0.1)})
     tight = bounded(tight, "wait_ratio", (0.0, 1.0), (0.0, 1.0), (0.5, 0.6))
     run = record((80, 50, 20), (70, 55, 30), initial=(50, 50, 10))
-    for source, designer in (
-        ("failures", failure_proportional),
-        ("learnability", learnability_proportional),
-        ("target", success_targeting),
-        ("learning_progress", progress_bandit),
-        ("mastery", mastery),
-    ):
+    for source, designer in BY_RULE.items():
         design = designer(run, tight, 3)
         tight.check(design.config)
         assert designer(run, tight, 3) == design
