@@ -1,4 +1,4 @@
-"""Shuffled evidence: a control for designers, and lessons without names."""
+"""Controls for designers, shuffled evidence and small steps; and lessons without names."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,10 +6,43 @@ from typing import Any
 
 import numpy as np
 
-from engineer.designers import Design, Designer
+from engineer.analysis import relative_moves
+from engineer.designers import Design, Designer, projected
 from engineer.evidence import Evidence, FailureBreakdown
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import Configuration, ConfigurationSpace
+
+MOST_MOVED = 0.1
+"""The largest move of a number in a local edit, in units of the width of its bounds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """A designer whose designs edit the current configuration locally.
+
+    Attributes:
+      inner: the designer.
+    """
+
+    inner: Designer
+
+    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+        """The inner design, each parameter only so far that none of its numbers moves too far.
+
+        All numbers of a parameter go the same part of the way, so that fractions keep their sum.
+        """
+        design, now = self.inner(record, space, seed), record.config
+        moves = relative_moves(now, design.config, space)
+        cells = dict(now.cells())
+        for name in space.names:
+            farthest = max(abs(moves[row, name]) for row in space.rows)
+            part = min(1.0, MOST_MOVED / farthest) if farthest else 0.0
+            for cell in ((row, name) for row in space.rows):
+                cells[cell] += part * (design.config[cell] - now[cell])
+        local = projected(space, cells, design.source)
+        return dataclasses.replace(
+            design, config=local.config, repairs=(*design.repairs, *local.repairs)
+        )
 
 
 @dataclasses.dataclass(frozen=True)

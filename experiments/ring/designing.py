@@ -31,7 +31,7 @@ from learner.tokens import ThinkingBudget
 
 USAGE = "usage.jsonl"
 """Tokens of the replies of its servers, in a run's folder."""
-MODEL_DESIGNERS = ("current", "base")
+MODEL_DESIGNERS = ("current", "local", "base")
 """Designers that use the run's own sampler."""
 _PROBE: Sequence[Message] = [{"role": "user", "content": "Answer with the word: ready"}]
 
@@ -131,6 +131,8 @@ def make_designer(
             source=name,
             fits=(lambda chat: True) if completer is None else completer.fits,
         )
+        if name == "local":
+            designer = controls.Local(designer)
     else:
         designer = curricula.BY_RULE[name]
     return controls.Shuffled(designer) if engineer.shuffle_evidence else designer

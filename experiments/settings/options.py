@@ -148,7 +148,7 @@ class ValidationSettings:
 
 
 #: Who may design; see `EngineerSettings`.
-DESIGNERS = ("current", "base", "endpoint", *BY_RULE)
+DESIGNERS = ("current", "local", "base", "endpoint", *BY_RULE)
 DECODING = ("parsed", "grammar", "grammar_rescaled")
 HINDSIGHT = ("signal", "learning_progress")
 
@@ -177,10 +177,10 @@ class EngineerSettings:
     """Who designs the next environment, from which context, and how.
 
     Attributes:
-      designer: "current" (the checkpoint being trained), "base" (the checkpoint that the run
-        started from), "endpoint" (any model behind a server), "fixed" (keeps the start),
-        "first" (returns to it), "random" (a new draw each round), "failures" (data in proportion to
-        failures),
+      designer: "current" (the checkpoint being trained), "local" (the same, but no number moves by
+        more than a tenth of its range), "base" (the checkpoint that the run started from),
+        "endpoint" (any model behind a server), "fixed" (keeps the start), "first" (returns to it),
+        "random" (a new draw each round), "failures" (data in proportion to failures),
         "learnability" (in proportion to p (1 - p)), "learnability_once" (of the validation before
         training), "target" (p (1 - p), and other numbers towards a valid rate of a half),
         "learning_progress" (a bandit on it), "mastery" (half in the first row below a valid rate of

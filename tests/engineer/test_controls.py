@@ -2,11 +2,13 @@
 
 import dataclasses
 
-from lake_records import SPACE, record
+import pytest
+from lake_records import SPACE, config, record
 
 from engineer import controls
 from engineer.controls import with_rows_renamed
 from engineer.curricula import learnability_proportional
+from engineer.designers import Design
 from engineer.evidence import DrawnFailure, Evidence, Shortfall, TrainingEvidence
 
 
@@ -42,6 +44,18 @@ def test_shuffled_evidence_is_the_same_under_other_names():
         assert [past.config for past in shuffled.history] == [past.config for past in run.history]
     orders = {tuple(one.valid_rates(SPACE.rows).values()) for one in seen}
     assert len(orders) == 6
+
+
+def test_a_local_edit_goes_the_same_way_for_a_tenth_at_most():
+    run = record((90, 50, 20), configs=[config(0.2, 0.3, 0.5, holes=0.2, waits=0.4)])
+    wanted = config(0.6, 0.3, 0.1, holes=0.26, waits=0.9)
+    design = controls.Local(lambda *_: Design(wanted, "somebody"))(run, SPACE, 0)
+    assert design.source == "somebody"
+    assert design.config.column("data_ratio") == pytest.approx((0.3, 0.3, 0.4))
+    assert design.config.column("hole_ratio") == (0.26,) * 3  # In small steps already.
+    assert design.config.column("wait_ratio") == pytest.approx((0.5,) * 3)
+    same = controls.Local(lambda *_: Design(run.config, "nobody"))(run, SPACE, 0)
+    assert same.config == run.config
 
 
 def test_what_was_made_of_a_configuration_is_renamed_with_it_alone():
