@@ -118,9 +118,8 @@ def copy_rounds(
 ) -> None:
     """Copies the first rounds of a run, without the last one's design, to continue from there.
 
-    The copy appears as a whole or not at all, and replaces what is at the target. Files of
-    checkpoints and weights, which are never rewritten, are hard links where the file system
-    supports them.
+    The copy appears as a whole or not at all, and replaces what is at the target. Its files, which
+    are replaced if need be but never rewritten, are hard links where the file system supports them.
 
     Args:
       rounds: number of rounds, all finished, with the checkpoint at their end.
@@ -136,7 +135,7 @@ def copy_rounds(
     ]
     for folder in folders:
         ignore = _OF_DESIGN if folder == folders[-1] else None
-        shutil.copytree(source / folder, temporary / folder, ignore=ignore, copy_function=_copy)
+        shutil.copytree(source / folder, temporary / folder, ignore=ignore, copy_function=_link)
     if not (note and files.FRESH in note):
         checkpoint = Path("checkpoints", str(end_of_round(source, rounds - 1)))
         shutil.copytree(source / checkpoint, temporary / checkpoint, copy_function=_link)
@@ -144,10 +143,6 @@ def copy_rounds(
         files.write_file(temporary / files.BRANCH, note)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
-
-
-def _copy(source: str, target: str) -> None:
-    (_link if Path(source).parent.name == "weights" else shutil.copy2)(source, target)
 
 
 def _link(source: str, target: str) -> None:

@@ -28,7 +28,7 @@ from experiments.ring.hindsight import Hindsight, best_in_hindsight
 from experiments.ring.validation import validate
 from experiments.run import branching, policy
 from experiments.run.status import Reporter
-from experiments.run.store import RunStore
+from experiments.run.store import RunStore, append_log, open_steps, read_log
 from experiments.settings import from_config
 from experiments.study import results, runs
 from experiments.study.variants import Budget
@@ -362,6 +362,12 @@ def test_a_branch_copies_no_design_of_its_last_round(tmp_path):
         "rounds/1/validation.json",
     }
     assert (target / "checkpoints/4/state").exists()
+    # Files are shared; what a branch writes of its own is not.
+    logs = [folder / "rounds/1/train.jsonl" for folder in (source, target)]
+    assert logs[0].samefile(logs[1])
+    open_steps(logs[1], 2)
+    append_log(logs[1], [{"step": 2}])
+    assert [len(read_log(log)) for log in logs] == [2, 3]
 
 
 def put(path):
