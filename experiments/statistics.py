@@ -149,6 +149,27 @@ def paired(one: Mapping[Any, float], other: Mapping[Any, float]) -> dict[str, An
     return {**result, "p": float(scipy.stats.ttest_1samp(values, 0).pvalue)}
 
 
+def equivalent(one: Mapping[Any, float], other: Mapping[Any, float], bound: float) -> float | None:
+    """The p-value of two one-sided paired t-tests that the mean of `one - other` is within a bound.
+
+    Schuirmann's procedure (1987): the larger p-value of the tests that the mean is above -`bound`
+    and below `bound`.
+
+    Args:
+      bound: above 0.
+
+    Returns:
+      It; None for fewer than two common seeds or equal differences, which have no spread.
+    """
+    values = np.array([value - other[seed] for seed, value in one.items() if seed in other])
+    if len(values) < 2 or np.ptp(values) < ROUNDING:
+        return None
+    sides = ((-bound, "greater"), (bound, "less"))
+    return max(
+        float(scipy.stats.ttest_1samp(values, end, alternative=side).pvalue) for end, side in sides
+    )
+
+
 def compare(values: Mapping[str, Mapping[Any, float]], reference: str) -> dict[str, dict[str, Any]]:
     """Means over seeds of several variants, and their differences from the reference.
 

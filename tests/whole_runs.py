@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import os
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -190,3 +191,26 @@ def environment(**more: str) -> dict[str, str]:
 def compilation_cache(folder: Path) -> str:
     """Where runs keep what they have compiled: for the whole session, if that has a folder."""
     return os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(folder / "cache")
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen:
+    """Starts the study of `plan.py` in a folder; its own folder is `study` in it."""
+    flags = (f"--config={folder / 'plan.py'}", f"--workdir={folder / 'study'}", "--workers=2")
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.study", *flags, *options],
+        cwd=ROOT,
+        # The test alone may run twice; the study itself would keep its cache in its folder.
+        env=environment(JAX_COMPILATION_CACHE_DIR=compilation_cache(folder)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    """Exit code and printed texts of a process, at its end."""
+    try:
+        out, err = process.communicate(timeout=900)  # On a machine that does much else.
+    finally:
+        process.terminate()  # At the end of its time; nothing of it outlives the test.
+    return process.returncode, out, err

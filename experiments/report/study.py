@@ -76,6 +76,10 @@ def figures(root: Path) -> Iterator[Estimates | Lines]:
         raise ValueError(
             f"{path}: schema {study_results.SCHEMA} is needed; make it anew with experiments.study"
         )
+    if "branches" in found:
+        raise ValueError(
+            f"{path}: a study of branches has no figures; its comparison.md has tables"
+        )
     study = _Study(found, family_of(found["base"]))
     for draw in (_means, _differences):  # Those of rates share one scale.
         yield from on_one_scale([draw(study, metric) for metric in found["metrics"]])

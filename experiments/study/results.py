@@ -145,7 +145,6 @@ def write(
         for variant in study.variants
         for seed in study.seeds
     ]
-    statuses = [run["status"] for run in runs]
     budgets = {name: Budget.of(of[study.seeds[0]])._asdict() for name, of in settings.items()}
     parts = {
         part: {name: budget[part] for name, budget in budgets.items()} for part in Budget._fields
@@ -155,12 +154,37 @@ def write(
     points = [point for run in runs for point in run["points"]]
     comparison = compare(study, runs)
     compared = dict.fromkeys(row["metric"] for row in comparison)
+    found = {
+        **common(root, study, settings, runs),
+        "variants": [
+            {**dataclasses.asdict(variant), "budget": budgets[variant.name]}
+            for variant in study.variants
+        ],
+        "budget": {"equal": equal, "differs": differs},
+        "rows": list(points[0]["by_row"]) if points else [],
+        "checks": list(points[0]["failed"]) if points else [],
+        "metrics": [{"name": name, "label": METRICS[name]} for name in compared],
+        "comparison": comparison,
+    }
+    files.write_file(root / "study.json", found)
+    files.write_text(root / "comparison.md", markdown(found))
+    return found
+
+
+def common(
+    root: Path,
+    study: Study,
+    settings: Mapping[str, Mapping[int, Settings]],
+    runs: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The fields of `study.json` that do not depend on what is compared."""
+    statuses = [run["status"] for run in runs]
     versions = [
         path
         for run in runs
         if run["status"] == "finished" and (path := root / run["folder"] / "versions.json").exists()
     ]
-    found: dict[str, Any] = {
+    return {
         "schema": SCHEMA,
         "name": root.name,
         "question": study.question,
@@ -171,23 +195,12 @@ def write(
             "planned": len(runs),
             **{name: statuses.count(name) for name in ("finished", "failed", "missing")},
         },
-        "variants": [
-            {**dataclasses.asdict(variant), "budget": budgets[variant.name]}
-            for variant in study.variants
-        ],
-        "budget": {"equal": equal, "differs": differs},
+        "variants": [dataclasses.asdict(variant) for variant in study.variants],
         "base": settings[study.reference][study.seeds[0]].to_dict(),
         "versions": files.read_file(versions[0]) if versions else None,
         "provenance": provenance.of_study(root),
-        "rows": list(points[0]["by_row"]) if points else [],
-        "checks": list(points[0]["failed"]) if points else [],
         "runs": runs,
-        "metrics": [{"name": name, "label": METRICS[name]} for name in compared],
-        "comparison": comparison,
     }
-    files.write_file(root / "study.json", found)
-    files.write_text(root / "comparison.md", markdown(found))
-    return found
 
 
 # One run
@@ -404,8 +417,21 @@ def largest_fall(rates: np.ndarray) -> float:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """`comparison.md`, from the content of `study.json`."""
-    named = labels(found)
-    tables = []
+    return render(
+        "comparison.md",
+        found=found,
+        labels=labels(found),
+        shortfalls=shortfalls(found),
+        seconds=seconds(found),
+        provenance=provenance.sentences(found),
+        tables=compared(found),
+        detectable=_detectable(found),
+    )
+
+
+def compared(found: Mapping[str, Any]) -> list[Table]:
+    """A table for each metric of `study.json`."""
+    named, tables = labels(found), []
     for metric in found["metrics"]:
         rows = {
             named[row["variant"]]: row
@@ -415,16 +441,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         title = metric["label"][0].upper() + metric["label"][1:]
         scale = 100 if rate_of(metric) else 1
         tables.append(Table.compared(title, rows, named[found["reference"]], scale))
-    return render(
-        "comparison.md",
-        found=found,
-        labels=named,
-        shortfalls=shortfalls(found),
-        seconds=seconds(found),
-        provenance=provenance.sentences(found),
-        tables=tables,
-        detectable=_detectable(found),
-    )
+    return tables
 
 
 def _detectable(found: Mapping[str, Any]) -> float | None:

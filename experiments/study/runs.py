@@ -4,6 +4,9 @@ In the folder of a study:
 
     runs/VARIANT/seed-N/   the folder of a run (see `experiments.run.store`), with log.txt, and
                            finished.json or error.txt
+    branches/VARIANT/seed-N/after-R/rounds-H/
+                           the same of a run that branches after round R of the reference's run and
+                           trains H further rounds (`variants.Branches`)
     shared/KEY-seed-N/     the shared beginning of several runs, validation before training and
                            round 0; their folders start as copies of it
     compilation_cache/     compiled programs, shared by all processes
@@ -32,10 +35,11 @@ from experiments.run.branching import copy_rounds
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore, differences, write_text
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
-from experiments.study import provenance, results
+from experiments.study import branches, provenance, results
+from experiments.study.branches import branch_folder
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.submission import Submitted, Submitter
-from experiments.study.variants import Budget, Study
+from experiments.study.variants import Branches, Budget, Study
 from experiments.text.errors import UserError
 from learner.devices import preemption
 
@@ -56,7 +60,9 @@ class Job:
       folder: relative to the study's folder.
       settings: its options.
       variant: name of the variant; None for a shared beginning.
-      shared: folder of its shared beginning, if any, relative to the study's folder.
+      shared: folder of the run that it starts as a copy of, its shared beginning or the run that it
+        branches from, if any, relative to the study's folder.
+      copied: rounds of that run to copy.
     """
 
     title: str
@@ -64,6 +70,7 @@ class Job:
     settings: Settings
     variant: str | None = None
     shared: Path | None = None
+    copied: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +111,8 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
     Args:
       settings: of `Study.settings`.
     """
+    if study.branches is not None:
+        return list(_branch_jobs(study, study.branches, settings))
     result: list[Job] = []
     for seed in study.seeds:
         starts = {name: beginning(of_seed[seed]) for name, of_seed in settings.items()}
@@ -122,10 +131,40 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
                 settings[variant.name][seed],
                 variant.name,
                 folders[variant.name] if folders[variant.name] in shared else None,
+                starts[variant.name].loop.rounds if folders[variant.name] in shared else 0,
             )
             for variant in study.variants
         ]
     return result
+
+
+def _branch_jobs(
+    study: Study, of: Branches, settings: Mapping[str, Mapping[int, Settings]]
+) -> Iterator[Job]:
+    """Yields the reference's run of every seed, then its branches, each after what it starts from.
+
+    A branch with a longer horizon starts from the one before it, at its end.
+    """
+    for seed in study.seeds:
+        trunk, of_trunk = run_folder(study.reference, seed), settings[study.reference][seed]
+        yield Job(f"trunk, seed {seed}", trunk, of_trunk, study.reference)
+        for index, variant in itertools.product(of.rounds, study.variants):
+            begin, of_variant = (trunk, index + 1), settings[variant.name][seed]
+            for horizon in of.horizons:
+                folder = branch_folder(variant.name, seed, index, horizon)
+                title = f"{variant.label}, seed {seed}, rounds/{index} + {horizon}"
+                rounds = index + 1 + horizon
+                run = dataclasses.replace(
+                    of_variant,
+                    loop=LoopSettings(rounds),
+                    # A longer branch needs its end alone, which is always kept.
+                    checkpoint=dataclasses.replace(of_variant.checkpoint, of_rounds="nothing"),
+                )
+                if horizon > 1:
+                    returns = EngineerSettings("first", start=run.engineer.start)
+                    run = dataclasses.replace(run, engineer=returns)
+                yield Job(title, folder, run, variant.name, *begin)
+                begin = folder, rounds
 
 
 class Work(NamedTuple):
@@ -148,13 +187,15 @@ class Work(NamedTuple):
 
 def forecast(root: Path, all_jobs: Sequence[Job], workers: int) -> list[Work]:
     """The remaining work of a study by variant, with `workers` processes at a time."""
-    own: dict[Path | None, int] = {None: 0}
+    own: dict[Path, int] = {}
     kinds: dict[str, list[Path]] = {}
-    for job in all_jobs:  # A shared beginning comes before the runs that need it.
-        budget, greedy = Budget.of(job.settings), job.settings.validation.temperature > 0
-        own[job.folder] = budget.answers + budget.validated * (1 + greedy) - own[job.shared]
+    for job in all_jobs:
+        own[job.folder] = _completions(job.settings)
+        if job.copied:
+            copied = dataclasses.replace(job.settings, loop=LoopSettings(job.copied))
+            own[job.folder] -= _completions(copied)
         kinds.setdefault(job.variant or "shared beginnings", []).append(job.folder)
-    done = {folder for folder in own if folder and (root / folder / FINISHED).exists()}
+    done = {folder for folder in own if (root / folder / FINISHED).exists()}
     seconds = sum(results.times(root / folder)["seconds"] for folder in done) / workers
     sampled, work = sum(own[folder] for folder in done), []
     for kind, folders in kinds.items():
@@ -162,6 +203,12 @@ def forecast(root: Path, all_jobs: Sequence[Job], workers: int) -> list[Work]:
         finished = sum(folder in done for folder in folders)
         work.append(Work(kind, finished, len(folders), left, hours(left, seconds, sampled)))
     return work
+
+
+def _completions(settings: Settings) -> int:
+    """The completions of a run, without those of a test set."""
+    budget, greedy = Budget.of(settings), settings.validation.temperature > 0
+    return budget.answers + budget.validated * (1 + greedy)
 
 
 def together(work: Sequence[Work]) -> Work:
@@ -305,6 +352,8 @@ def compute(
             if runner.waiting:
                 with provenance.session(root):
                     whole = runner.run()
+        if study.branches is not None:
+            return branches.write(root, study, study.branches, settings), whole
         shared = {
             (job.variant, job.settings.seed): job.shared
             for job in all_jobs
@@ -407,7 +456,9 @@ class Runner:
         folder = self._root / job.folder
         begun = any((folder / name).exists() for name in ("config.json", "checkpoints"))
         if job.shared is not None and not begun:
-            copy_rounds(self._root / job.shared, folder, job.settings.engineer.kept_rounds)
+            source = (self._root / job.shared).resolve()
+            note = {"run": str(source), "round": job.copied - 1, "changed": []}
+            copy_rounds(source, folder, job.copied, note)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
         command, settings = [*WORKER, str(folder.resolve())], job.settings.to_dict()

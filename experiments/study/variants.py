@@ -19,6 +19,8 @@ _SAME_VALIDATION = (
     "family",
     *(f"validation.{name}" for name in ("num_instances", "test_instances", "seed")),
 )
+# Options of the engineer that decide the rounds before the first design.
+_OF_TRUNK = ("engineer.start", "engineer.kept_rounds")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
@@ -94,6 +96,46 @@ class Budget(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Branches:
+    """A study in which all variants design from the same states: those of the reference's runs.
+
+    After some of its rounds every variant designs one round and trains it, with the weights, the
+    evidence and the sampling keys of the reference. Further rounds train on the configuration of
+    round 0 again. The test set, which no designer reads, says what came of it.
+
+    Attributes:
+      rounds: indices of the reference's rounds after which the variants branch.
+      horizons: rounds from the branch to an answer of the test set, from 1 up, the designed one
+        included.
+      primary: pairs of variants, the first minus the second after one round; Holm's correction is
+        over these pairs.
+      equivalent: a pair that is also tested for equivalence, or None.
+      bound: the largest difference, a fraction of answers, that counts as none.
+    """
+
+    rounds: tuple[int, ...]
+    horizons: tuple[int, ...] = (1, 4)
+    primary: tuple[tuple[str, str], ...] = ()
+    equivalent: tuple[str, str] | None = None
+    bound: float = 0.0075
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 0), ("horizons", 1)):
+            values = getattr(self, name)
+            if not values or sorted(set(values)) != list(values) or values[0] < least:
+                raise ValueError(f"{name}={values}: ascending integers from {least} up are needed")
+        if self.horizons[0] != 1:
+            raise ValueError(f"horizons={self.horizons}: the first one must be 1")
+        if self.bound <= 0:
+            raise ValueError(f"bound={self.bound}: must be above 0")
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """All pairs that are named."""
+        return (*self.primary, *((self.equivalent,) if self.equivalent else ()))
+
+
+@dataclasses.dataclass(frozen=True)
 class Study:
     """Variants times seeds.
 
@@ -103,6 +145,7 @@ class Study:
       reference: name of the variant that the others are compared with.
       seeds: of the runs; the same for every variant, so that runs of one seed are pairs.
       may_differ: parts of the `Budget` in which variants may differ; all others must be equal.
+      branches: if the variants branch from the reference's runs.
       registration: what was written down before the first run, see `experiments.study.provenance`;
         that of a study that was loaded is the docstring of its file.
     """
@@ -112,6 +155,7 @@ class Study:
     reference: str
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     may_differ: tuple[str, ...] = ()
+    branches: Branches | None = None
     registration: str = ""
 
     def __post_init__(self) -> None:
@@ -124,6 +168,22 @@ class Study:
             raise ValueError(f"seeds={self.seeds}: distinct integers from 0 up are needed")
         if not set(self.may_differ) <= set(Budget._fields):
             raise ValueError(f"may_differ={self.may_differ}: allowed are {Budget._fields}")
+        if self.branches is not None:
+            self._check_branches(self.branches)
+
+    def _check_branches(self, branches: Branches) -> None:
+        """Raises a ValueError for unknown names, and variants that differ in more than designs."""
+        names = [variant.name for variant in self.variants]
+        for pair in branches.pairs:
+            if len(set(pair)) < 2 or not set(pair) <= set(names):
+                raise ValueError(f"branches: pair {pair}: allowed are two of {names}")
+        for variant in self.variants:
+            for path in variant.changes:
+                if not path.startswith("engineer.") or path in _OF_TRUNK:
+                    raise ValueError(
+                        f"variant={variant.name!r}: {path}: variants that branch share their runs "
+                        f"up to then; allowed are options of engineer but {', '.join(_OF_TRUNK)}"
+                    )
 
     def with_seeds(self, seeds: Sequence[str]) -> "Study":
         """The same study with seeds from the command line.
@@ -159,6 +219,8 @@ class Study:
                 raise UserError(f"variant {variant.name}: {error}") from error
         first = {name: of_seed[self.seeds[0]] for name, of_seed in result.items()}
         reference = first[self.reference]
+        if self.branches is not None:
+            _check_trunk(self.branches, reference)
         with user_errors():
             own = reference.load_family().validation_options
         for path in (*_SAME_VALIDATION, *(f"{reference.family_name}.{name}" for name in own)):
@@ -168,6 +230,20 @@ class Study:
             if part not in self.may_differ:
                 _check_equal(part, budgets, "equal budgets but for what may_differ names")
         return result
+
+
+def _check_trunk(branches: Branches, trunk: Settings) -> None:
+    """Raises a UserError if branches of a run with these options cannot start or be tested."""
+    last, kept = branches.rounds[-1], trunk.checkpoint.of_rounds
+    if trunk.loop.rounds <= last:
+        raise UserError(
+            f"loop.rounds={trunk.loop.rounds}: branches start after rounds/{last}; allowed are "
+            f"integers from {last + 1} up"
+        )
+    if kept != "state":
+        raise UserError(f"checkpoint.of_rounds={kept!r}: branches need 'state'")
+    if not trunk.validation.test_instances:
+        raise UserError("validation.test_instances=0: branches are compared by a test set")
 
 
 def _check_equal(path: str, variants: Mapping[str, Any], allowed: str) -> None:

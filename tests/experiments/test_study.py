@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from whole_runs import PLAN, compilation_cache, environment
+from whole_runs import PLAN, compilation_cache, environment, finish, start
 
 from engineer.space import Configuration
 from experiments.configs.studies import bases, designers
@@ -47,27 +47,6 @@ V4_WITH_T_IN_FULL_BEFORE = {
     "engineer.modules.history": "designed",
     "engineer.modules.training": "full",
 }
-
-
-def start(folder, *options):
-    flags = (f"--config={folder / 'plan.py'}", f"--workdir={folder / 'study'}", "--workers=2")
-    return subprocess.Popen(
-        [sys.executable, "-m", "experiments.study", *flags, *options],
-        cwd=ROOT,
-        # The test alone may run twice; the study itself would keep its cache in its folder.
-        env=environment(JAX_COMPILATION_CACHE_DIR=compilation_cache(folder)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process):
-    try:
-        out, err = process.communicate(timeout=900)  # On a machine that does much else.
-    finally:
-        process.terminate()  # At the end of its time; nothing of it outlives the test.
-    return process.returncode, out, err
 
 
 def story(folder):
@@ -622,7 +601,11 @@ def test_every_study_has_equal_budgets(path, base, tmp_path):
     assert len(study.seeds) >= (3 if path.parent.name in UNFINISHED else 5)
     jobs = study_runs.jobs(study, settings)
     assert len({job.folder for job in jobs}) == len(jobs)
-    assert len([job for job in jobs if job.variant]) == len(study.variants) * len(study.seeds)
+    runs = len(study.variants) * len(study.seeds)
+    if study.branches:
+        trunks = len(study.seeds)
+        runs = runs * len(study.branches.rounds) * len(study.branches.horizons) + trunks
+    assert len([job for job in jobs if job.variant]) == runs
     if path.stem == "designers":
         alone = {job.variant for job in jobs if job.variant and job.shared is None}
         assert alone == {"fixed_uniform"}
