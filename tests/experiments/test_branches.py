@@ -2,18 +2,20 @@
 
 import dataclasses
 import json
+import runpy
 import sys
 
 import numpy as np
 import pytest
 import scipy.stats
-from whole_runs import finish, start
+from whole_runs import ROOT, finish, start
 
 from experiments import statistics
 from experiments.configs.studies import bases
 from experiments.report.study import figures
 from experiments.run.status import Reporter
-from experiments.study import branches, results, runs
+from experiments.settings import from_config
+from experiments.study import branches, results, runs, variants
 from experiments.study.variants import Branches, Study, Variant
 from experiments.text.errors import UserError
 
@@ -106,6 +108,17 @@ def test_distinct_designs_are_counted():
         {"variant": "b", "designs": 10, "distinct": 5},
         {"variant": "c", "designs": 10, "distinct": 5},
     ]
+
+
+def test_the_registered_regime_gives_no_credit_for_prefixes():
+    folder = ROOT / "docs" / "studies" / "branch_sums"
+    base = runpy.run_path(str(folder / "study.py"))["get_config"]()
+    family = from_config(base).load_family()
+    problem = {"group": "3", "terms": [123, 456]}  # 579, ones first.
+    assert family.verify(problem, "975") == {"failed": []}
+    assert family.verify(problem, "974") == {"failed": ["right_value"]}
+    trials = variants.load(str(folder / "regime.py"))
+    assert {of[100].engineer.designer for of in trials.settings(base).values()} == {"fixed"}
 
 
 def test_its_figures_are_refused(tmp_path):
