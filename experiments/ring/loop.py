@@ -317,7 +317,8 @@ class Loop:
         seed = problem_sets.round_seed(settings, problem_sets.DESIGN, index + 1)
         if store.exists(folder / "design.json"):
             return
-        if settings.engineer.designer == "current" and index + 1 >= settings.engineer.kept_rounds:
+        kept = index + 1 < settings.engineer.kept_rounds
+        if settings.engineer.designer != "base" and not kept:  # That was asked before training.
             params = self._trainer.policy_params(position.state)
             self._read(params, store.round(index), position.total)
         with self._timed("design", position.total):

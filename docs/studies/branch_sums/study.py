@@ -66,6 +66,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.path = str(_HERE.parent / "contexts_ladder" / "model")
     config.engineer.start = "uniform"
     config.engineer.context = "V6+current"
+    config.engineer.reading_questions = 0
     config.loop.rounds = 12
     config.validation.samples = 4
     config.validation.test_instances = 1280
