@@ -5,12 +5,12 @@ state goes to FOLDER/final.npz.
 """
 
 import jax
+import micro_model
 import numpy as np
 
 from experiments.run import store
 from learner import tokens
 from learner.decoder import model
-from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.training import metrics
 from learner.training.checkpoints import Checkpoints
@@ -51,16 +51,8 @@ def main(folder, cache, steps):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     folder.mkdir(exist_ok=True)
     mesh, tokenizer, task = sharding.make_mesh(), tokens.character_tokenizer("abcdefg"), Vowels()
-    config = DecoderConfig(
-        vocab_size=8,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        tie_word_embeddings=True,
-        max_position_embeddings=64,
+    config = micro_model.config(
+        head_dim=16, vocab_size=8, num_attention_heads=2, max_position_embeddings=64
     )
     training = GRPOConfig(
         prompts_per_step=4,

@@ -3,13 +3,13 @@
 import dataclasses
 
 import jax
+import micro_model
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from learner.decoder import model
-from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.training.task import Scores
 
@@ -40,17 +40,7 @@ def byte_tokenizer():
 @pytest.fixture(scope="session")
 def tiny_model():
     """Divides over 2 x 2 x 2 devices; more output rows than the tokenizer has ids."""
-    return DecoderConfig(
-        vocab_size=264,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=True,
-        max_position_embeddings=128,
-    )
+    return micro_model.config(vocab_size=264, max_position_embeddings=128)
 
 
 @pytest.fixture(scope="session")

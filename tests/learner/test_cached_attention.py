@@ -6,6 +6,7 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
+import micro_model
 import numpy as np
 import pytest
 from jax._src.state import indexing
@@ -13,7 +14,6 @@ from jax._src.state import indexing
 from learner.decoder import attention, decode_gpu, decode_tpu, model
 from learner.decoder.attention import Choice
 from learner.decoder.cached_attention import cached_attention, choose_decoding
-from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.plan import measure, programs
 from learner.plan.targets import Target
@@ -184,15 +184,8 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
     Two groups of two slots each, so that prompts wait and the second prompt slots are used. With
     three pages for the two slots of a shard, one completion loses its page and begins again.
     """
-    config = DecoderConfig(
-        vocab_size=160,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=128,
-        tie_word_embeddings=True,
+    config = micro_model.config(
+        head_dim=128, vocab_size=160, intermediate_size=32, num_hidden_layers=1
     )
     params = model.init_params(jax.random.key(0), config)
     mesh = sharding.make_mesh(1, 2, 2)
@@ -244,15 +237,13 @@ def test_blocks_and_pages_follow_from_bytes():
 @pytest.mark.slow
 def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_device):
     """Slots as `learner.plan.measure` fills them, with pages; and what it measures."""
-    config = DecoderConfig(
+    config = micro_model.config(
+        head_dim=128,
         vocab_size=4096,
-        hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=128,
-        tie_word_embeddings=True,
     )
     training = GRPOConfig(
         prompts_per_step=4, group_size=2, micro_batch_rows=2, max_new_tokens=140, sampling_rows=4

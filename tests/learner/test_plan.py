@@ -9,11 +9,12 @@ from pathlib import Path
 import forward_pass
 import jax
 import jax.numpy as jnp
+import micro_model
 import numpy as np
 import pytest
 
 from learner.decoder import model
-from learner.decoder.config import NAMES, DecoderConfig, published
+from learner.decoder.config import NAMES, published
 from learner.devices import sharding
 from learner.devices.chips import CHIPS
 from learner.plan import __main__ as command
@@ -72,15 +73,8 @@ def test_other_targets_are_refused(name):
         Target.parse(name)
 
 
-SMALL = DecoderConfig(
-    vocab_size=1024,
-    hidden_size=256,
-    intermediate_size=512,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=128,
-    tie_word_embeddings=True,
+SMALL = micro_model.config(
+    head_dim=128, vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=4
 )
 
 # A compiled program in the form in which compilers for TPUs write theirs.

@@ -5,6 +5,7 @@ import dataclasses
 import chex
 import forward_pass
 import jax
+import micro_model
 import numpy as np
 import pytest
 import torch
@@ -12,15 +13,9 @@ from transformers import Qwen3Config as TorchConfig
 from transformers import Qwen3ForCausalLM
 
 from learner.decoder import model, weights
-from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.sampling import decoding
-from learner.sampling.sampler import (
-    FinishReason,
-    Sampler,
-    SamplingParams,
-    decoding_mesh,
-)
+from learner.sampling.sampler import FinishReason, Sampler, SamplingParams, decoding_mesh
 from learner.sampling.slots import RUNNING, slot_counts
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import ThinkingBudget
@@ -28,18 +23,8 @@ from learner.tokens import ThinkingBudget
 PAD = 0
 RNG = np.random.default_rng(0)
 PROMPTS = [list(map(int, RNG.integers(1, 96, n))) for n in (5, 1, 9, 13, 4)]
-CONFIG = DecoderConfig(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    rope_theta=5e6,
-    tie_word_embeddings=True,
-    max_position_embeddings=96,
-    initializer_range=0.3,
+CONFIG = micro_model.config(
+    intermediate_size=48, rope_theta=5e6, max_position_embeddings=96, initializer_range=0.3
 )
 PARAMS = model.init_params(jax.random.key(0), CONFIG)
 
@@ -58,13 +43,7 @@ def sampler(mesh=None, **arguments):
     names = ("sampling_rows", "segment_tokens", "vocab_size")
     options = {name: arguments.pop(name) for name in names if name in arguments}
     sampling = SamplingParams(**({"max_new_tokens": 12} | arguments))
-    return Sampler(
-        CONFIG,
-        mesh or one_device(),
-        sampling,
-        PAD,
-        **({"sampling_rows": 64} | options),
-    )
+    return Sampler(CONFIG, mesh or one_device(), sampling, PAD, **({"sampling_rows": 64} | options))
 
 
 def keys(n, seed=1):
@@ -190,11 +169,7 @@ def test_decoding_splits_the_model_where_updates_split_rows(axes, decoding):
 
 @pytest.mark.parametrize(
     "otherwise",
-    [
-        {"sampling_rows": 1},
-        {"sampling_rows": 7, "segment_tokens": 1},
-        {"sampling_rows": 200},
-    ],
+    [{"sampling_rows": 1}, {"sampling_rows": 7, "segment_tokens": 1}, {"sampling_rows": 200}],
 )
 def test_a_sample_depends_on_its_own_key_alone(otherwise):
     """Other neighbours, slots, padding and order of refilling: the same samples.

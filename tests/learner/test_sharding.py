@@ -2,25 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import micro_model
 import numpy as np
 import pytest
 
 from learner.decoder import model
-from learner.decoder.config import DecoderConfig
 from learner.decoder.logprobs import token_logprobs
 from learner.devices import sharding
 from learner.training.train_state import OptimizerConfig, abstract_train_state
 
-CONFIG = DecoderConfig(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    remat="full",
-)
+CONFIG = micro_model.config(tie_word_embeddings=False, intermediate_size=48, remat="full")
 
 
 def test_loss_and_gradient_on_a_mesh_equal_those_of_one_device():

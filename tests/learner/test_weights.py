@@ -7,6 +7,7 @@ import tracemalloc
 
 import jax
 import jax.numpy as jnp
+import micro_model
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -18,15 +19,10 @@ from learner.decoder import hub, model, weights
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 
-CONFIG = DecoderConfig(
+CONFIG = micro_model.config(
     vocab_size=264,
-    hidden_size=32,
     intermediate_size=48,
     num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    tie_word_embeddings=True,
     max_position_embeddings=64,
     eos_token_id=(3, 4),
     pad_token_id=0,
@@ -100,14 +96,13 @@ def test_values_are_cast_to_the_parameters_dtype(params, tmp_path):
 @pytest.mark.slow
 def test_host_memory_is_that_of_a_tensor_or_file_and_not_of_the_model(tmp_path):
     """NumPy's and Python's allocations while loading and saving, on one device and on eight."""
-    config = DecoderConfig(
+    config = micro_model.config(
+        head_dim=128,
         vocab_size=2048,
         hidden_size=512,
         intermediate_size=2048,
         num_hidden_layers=6,
-        num_attention_heads=4,
         num_key_value_heads=4,
-        tie_word_embeddings=True,
     )
     params = jax.block_until_ready(model.init_params(jax.random.key(0), config))
     total = sum(x.nbytes for x in jax.tree.leaves(params))
