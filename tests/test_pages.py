@@ -2,17 +2,15 @@
 
 import importlib.util
 import json
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from whole_runs import environment
+from whole_runs import python
 
 from experiments import new_family
 from experiments.settings import TINY_MODEL, check_field, command_line, from_config
@@ -84,23 +82,16 @@ def hello():
     return found[1][1], found[2][1], found[3][1]
 
 
-def run_as_it_stands(program, **options):
-    """What a process prints that runs a program of a page in the clone."""
-    options = {"cwd": ROOT, "capture_output": True, "text": True, "check": True, **options}
-    return subprocess.run([sys.executable, "-c", program], **options).stdout
-
-
 def test_the_first_program_needs_only_the_base():
     hidden = ("numba", "flax", "optax", "orbax", "transformers", "matplotlib", "jinja2", "yaml")
     program = f"import sys\nsys.modules.update(dict.fromkeys({hidden}))\n{hello()[0]}"
-    shape = run_as_it_stands(f"{program}\nprint(timesteps.reward.shape)")
-    assert shape == "(4096, 2)\n"
+    assert python("-c", f"{program}\nprint(timesteps.reward.shape)").stdout == "(4096, 2)\n"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_the_second_program_learns_its_task():
-    rewards = list(map(float, run_as_it_stands(hello()[1]).split()))
+    rewards = list(map(float, python("-c", hello()[1]).stdout.split()))
     assert len(rewards) == 20
     assert max(rewards[-3:]) > 1.5 * rewards[0]
 
@@ -110,11 +101,7 @@ def test_the_first_page_writes_a_family_that_is_usable(tmp_path):
     *commands, ring = with_modules(hello()[2]).splitlines()
     assert ring.endswith("-m experiments.main --config=tiny")  # test_main runs it in small.
     for command in commands:
-        words = [sys.executable, *shlex.split(command)[1:]]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-        )
+        done = python(*shlex.split(command)[1:], cwd=tmp_path)
     assert done.stdout.endswith("the family is usable\n")
 
 
@@ -192,14 +179,7 @@ def test_options_of_commands_exist():
             options = re.findall(r"(?<= )--[a-z][\w-]*", words)
             named.setdefault(command, {}).update(dict.fromkeys(options, name))
     assert len(named) >= 15
-    done = subprocess.run(
-        [sys.executable, "-c", HELP, json.dumps(list(named))],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("-c", HELP, json.dumps(list(named)))
     for command, text in json.loads(done.stdout.splitlines()[-1]).items():
         known = set(re.findall(r"--(?:\[no\])?([a-z][\w-]*)", text))
         assert known, command

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import importlib
+import json
 import multiprocessing
 import os
 import resource
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import app
@@ -154,6 +156,23 @@ def three_rounds(folder: Path, *options: str, fault: Fault | None = None) -> Run
     return Run(folder, *more, *options, fault=fault)
 
 
+def story(folder: Path, rounds: int = 3) -> dict[str, Any]:
+    """What the first rounds of a run are about, by file, without what depends on the machine."""
+    names = ["validation/instances.jsonl", "initial/validation.json", "initial/answers.jsonl"]
+    of_round = ["environment.yaml", "generated.json", "instances.jsonl", "train_failures.json"]
+    of_round += ["validation.json", "answers.jsonl", "design/context.md", "design/design.json"]
+    for index in range(rounds):  # No design follows the last round.
+        names += [f"rounds/{index}/{name}" for name in of_round[: 6 if index == rounds - 1 else 8]]
+    told: dict[str, Any] = {name: (folder / name).read_text() for name in names}
+    for index in range(rounds):
+        lines = (folder / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
+        told[f"train {index}"] = [
+            {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
+            for line in lines
+        ]
+    return told
+
+
 def undisturbed(common: Path) -> tuple[Path, str]:
     """Folder and printed text of such a run that nobody stopped; made once, in a common folder."""
     folder, printed = common / "undisturbed", common / "undisturbed.txt"
@@ -186,6 +205,20 @@ def environment(**more: str) -> dict[str, str]:
     """Variables of a process of its own that has one device, as a user's does on a CPU."""
     optimised = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"} if OPTIMISED else {}
     return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1", **optimised, **more}
+
+
+def python(
+    *arguments: object, cwd: Path = ROOT, fails: bool | None = False, **variables: str
+) -> subprocess.CompletedProcess:
+    """What became of Python with these arguments, in such a process; its output is text.
+
+    Args:
+      fails: whether it has to; None where either will do.
+    """
+    line, variables = [sys.executable, *map(str, arguments)], environment(**variables)
+    done = subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, timeout=500)
+    assert fails in (None, done.returncode != 0), done.stdout[-1000:] + done.stderr[-3000:]
+    return done
 
 
 def compilation_cache(folder: Path) -> str:

@@ -3,18 +3,15 @@
 import configparser
 import contextlib
 import io
-import os
 import pkgutil
 import runpy
 import signal
-import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import jax
 import pytest
-from whole_runs import environment
+from whole_runs import ROOT, python
 
 import experiments
 from experiments import export, new_family, probe
@@ -22,21 +19,13 @@ from experiments.benchmark import __main__ as benchmark
 from experiments.settings import command_line
 from experiments.settings.page import options_page
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "experiments" / "configs"
 
 
 def start(folder, *options, code=None):
     """(exit code, output, errors) of `experiments.main`, or of other code, in a folder."""
-    done = subprocess.run(
-        [sys.executable, *(("-c", code) if code else ("-m", "experiments.main")), *options],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    program = ("-c", code) if code else ("-m", "experiments.main")
+    done = python(*program, *options, cwd=folder, fails=None)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -183,9 +172,7 @@ def test_a_template_says_what_comes_next(monkeypatch, tmp_path, capsys):
 def test_the_help_of_the_report_says_what_it_does():
     program = "import runpy, sys; sys.argv[1:] = ['--help']; "
     program += "runpy.run_module('experiments.report', run_name='__main__', alter_sys=True)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200
-    )
+    done = python("-c", program, fails=True)  # As absl has it.
     assert "Writes a self-contained page, without scripts, about a run" in done.stdout
     assert "report.html" in done.stdout
 
@@ -197,17 +184,8 @@ def test_a_script_runs_in_a_folder_with_another_package_of_the_name(tmp_path):
     scripts_folder.mkdir()
     script = scripts_folder / "mapf-report"
     script.write_text(f"import sys; {call_of('mapf-report')}")
-    done = subprocess.run(
-        [sys.executable, script, "nowhere"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = python(script, "nowhere", cwd=tmp_path, fails=True)
     assert done.stderr.startswith("error: nowhere: neither a run (with a config.json) nor")
-    assert done.returncode == 1
 
 
 def test_an_interrupt_while_a_command_is_imported_prints_nothing(tmp_path):

@@ -4,18 +4,16 @@ import dataclasses
 import html
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import micro_model
 import numpy as np
 import pytest
+import whole_runs
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from whole_runs import environment
 
 from engineer import context
 from engineer.evidence import Evidence, FailureBreakdown
@@ -64,24 +62,14 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sums")
     micro_model.write(folder / "model")
 
-    def python(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", *arguments],
-            cwd=folder,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
+    def python(*arguments, fails=False):
+        return whole_runs.python("-m", *arguments, cwd=folder, fails=fails)
 
     written = python("experiments.new_family", "my_task")
-    assert written.returncode == 0, written.stderr
-    again = python("experiments.new_family", "my_task")
-    assert again.returncode == 1
+    again = python("experiments.new_family", "my_task", fails=True)
     assert "my_task.py: the file is already there" in again.stderr
     flags = re.findall(r"--\S+", written.stdout.splitlines()[-1])
     done = python("experiments.main", *flags, *OPTIONS, "--config.model.path=model")
-    assert done.returncode == 0, done.stderr[-3000:]
     return folder / "runs" / "my_task", done.stdout
 
 

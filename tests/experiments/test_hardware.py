@@ -1,10 +1,8 @@
 """Configurations for accelerators: they are valid, divide over their mesh, and fit."""
 
-import subprocess
-import sys
-
 import pytest
 from jax.sharding import AbstractMesh
+from whole_runs import python
 
 from experiments import settings as settings_lib
 from experiments.configs import hardware
@@ -54,21 +52,10 @@ def test_configurations_are_valid_and_divide_over_their_mesh(name):
 
 
 def test_a_run_takes_the_configuration_by_name(tmp_path):
-    command = [sys.executable, "-m", "experiments.main", f"--workdir={tmp_path}/run"]
+    def error(name):
+        options = (f"--workdir={tmp_path}/run", f"--config=experiments/configs/hardware.py:{name}")
+        return python("-m", "experiments.main", *options, fails=True).stderr
 
-    def run(name):
-        done = subprocess.run(
-            [*command, f"--config=experiments/configs/hardware.py:{name}"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-        )
-        return done.returncode, done.stderr
-
-    code, error = run("Qwen3-4B@v5p-64")  # Read as far as the model's folder, which is missing.
-    assert code == 1
-    assert "error: model.path='Qwen3-4B'" in error
-    code, error = run("Qwen3-4B@v9")
-    assert code != 0
-    assert "allowed are Qwen3-4B@v5e-8" in error
+    # Read as far as the model's folder, which is missing.
+    assert "error: model.path='Qwen3-4B'" in error("Qwen3-4B@v5p-64")
+    assert "allowed are Qwen3-4B@v5e-8" in error("Qwen3-4B@v9")

@@ -13,27 +13,9 @@ import pytest
 import tensorboard_events
 import whole_runs
 import yaml
+from whole_runs import story
 
 from experiments.run import store
-
-
-def story(workdir, rounds=3):
-    """What a run is about: configurations, validations, designs and training figures."""
-    files = [workdir / "initial" / "validation.json"]
-    for index in range(rounds):
-        folder = workdir / "rounds" / str(index)
-        files += [folder / name for name in ("environment.yaml", "validation.json")]
-        files += [folder / "answers.jsonl", folder / "instances.jsonl"]
-        if index < rounds - 1:
-            files.append(folder / "design" / "design.json")
-    told = {str(path.relative_to(workdir)): path.read_text() for path in files}
-    for index in range(rounds):
-        lines = (workdir / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
-        told[f"train {index}"] = [
-            {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
-            for line in lines
-        ]
-    return told
 
 
 def test_three_rounds_two_designs_and_a_report(undisturbed):

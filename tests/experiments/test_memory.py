@@ -1,13 +1,12 @@
 """Out of memory: one line with what was asked for, what there is, and what needs less."""
 
 import resource
-import subprocess
 import sys
 import types
 
 import jax
 import pytest
-from whole_runs import environment
+from whole_runs import python
 
 from experiments import probe, settings
 from experiments.benchmark import __main__ as benchmark
@@ -62,13 +61,8 @@ app.run(main.main, flags_parser=command_line.parse_flags)
 
 
 def test_the_command_ends_with_the_line(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "--config=tiny", f"--workdir={tmp_path / 'run'}"],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    done = python(
+        "-c", COMMAND, "--config=tiny", f"--workdir={tmp_path}/run", cwd=tmp_path, fails=True
     )
     assert (done.returncode, done.stderr) == (1, "error: out of memory: 5 bytes\n")
 

@@ -1,7 +1,6 @@
 """What commands set in their process."""
 
 import collections
-import subprocess
 import sys
 import types
 
@@ -9,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-from whole_runs import environment
+from whole_runs import python
 
 from experiments.run import policy, process
 from experiments.settings import ModelSettings
@@ -55,9 +54,7 @@ print(resident(700))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_large_buffers_are_kept_until_they_are_to_be_returned():
-    command = [sys.executable, "-c", BUFFERS]
-    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
-    before, kept, returned = map(int, done.stdout.split())
+    before, kept, returned = map(int, python("-c", BUFFERS).stdout.split())
     assert kept - before > 250
     assert returned - kept < 50
 

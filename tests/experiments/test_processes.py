@@ -18,8 +18,8 @@ import micro_model
 import numpy as np
 import pytest
 from several_processes import free_port
+from whole_runs import ROOT, story
 
-ROOT = Path(__file__).parent.parent.parent
 DEVICES = 4
 OPTIONS = [
     "--config=experiments/configs/tiny.py",
@@ -157,41 +157,22 @@ def last_saved(workdir):
     return max((int(folder.name) for folder in folders if folder.name.isdigit()), default=0)
 
 
-def without_machine(figures):
-    return {name: value for name, value in figures.items() if not name.startswith("machine/")}
-
-
-def figures(workdir, index):
-    return [without_machine(json.loads(line)) for line in lines(workdir, index)]
-
-
-def story(workdir):
-    """The texts that a run is about: instances, answers, validations, designs."""
-    names = ["validation/instances.jsonl", "initial/validation.json", "initial/answers.jsonl"]
-    for index in range(2):
-        folder = f"rounds/{index}"
-        names += [f"{folder}/{name}" for name in ("environment.yaml", "instances.jsonl")]
-        names += [f"{folder}/generated.json", f"{folder}/validation.json"]
-        names += [f"{folder}/answers.jsonl", f"{folder}/train_failures.json"]
-    names += ["rounds/0/design/context.md", "rounds/0/design/design.json"]
-    return {name: (workdir / name).read_text() for name in names}
-
-
-def assert_same_figures(got, want):
-    assert len(got) == len(want) > 0
-    for mine, other in zip(got, want, strict=True):
-        assert mine.keys() == other.keys()
-        for name, value in mine.items():
-            np.testing.assert_allclose(
-                value, other[name], rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
-            )
-
-
 def assert_same_history(got, want, steps=STEPS):
-    assert story(got) == story(want)
+    told, expected = (story(folder, 2) for folder in (got, want))
     for index in range(2):
-        assert len(figures(got, index)) == steps
-        assert_same_figures(figures(got, index), figures(want, index))
+        mine, others = (of.pop(f"train {index}") for of in (told, expected))
+        assert len(mine) == len(others) == steps
+        for line, other in zip(mine, others, strict=True):
+            assert line.keys() == other.keys()
+            ours, theirs = (list(map(of.get, other)) for of in (line, other))
+            np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+    assert told == expected
+
+
+def steps_of(workdir):
+    """The figures of all steps."""
+    told = story(workdir, 2)
+    return told["train 0"] + told["train 1"]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +181,7 @@ def one_process(start, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("one")
     run = start(workdir, 1)
     assert run.finish() == [0], run.text(0)[-3000:]
-    history = [row for index in range(2) for row in figures(workdir, index)]
+    history = steps_of(workdir)
     # There is something to agree about.
     assert len({row["reward"] for row in history}) > STEPS, history
     assert sum(row["updates"] for row in history) > STEPS
@@ -264,7 +245,7 @@ def test_adapters_further_draws_and_a_design(start, tmp_path):
     for run in runs:
         assert set(run.finish()) == {0}, run.text(0)[-3000:]
     assert_same_history(folders[2], folders[1], steps=4)
-    history = [row for index in range(2) for row in figures(folders[1], index)]
+    history = steps_of(folders[1])
     assert {row["draws"] for row in history} == {1, 2}
     assert sum(row["updates"] for row in history) > 4
 

@@ -2,8 +2,6 @@
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import forward_pass
@@ -11,6 +9,7 @@ import jax
 import micro_model
 import numpy as np
 import pytest
+from whole_runs import python
 
 from engineer.reading import CONTROLS, Reading
 from experiments import reading as command
@@ -95,10 +94,8 @@ def test_a_model_that_was_taught_a_rule_reads():
 @pytest.mark.slow
 def test_the_command_says_whether_a_model_reads(tmp_path):
     micro_model.write(tmp_path)
-    command = [sys.executable, "-m", "experiments.reading", "--config=sums", "--questions=8"]
-    command += [f"--config.model.path={tmp_path}", "--config.model.scan_unroll=1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    options = (f"--config.model.path={tmp_path}", "--config.model.scan_unroll=1", "--questions=8")
+    done = python("-m", "experiments.reading", "--config=sums", *options)
     lines = done.stdout.splitlines()
     assert lines[0].endswith("8 pairs of contexts V1, designs by target; without reading 50 %")
     assert lines[2].startswith("as in runs")

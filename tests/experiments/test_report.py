@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from matplotlib.figure import Figure
+from whole_runs import python
 
 from engineer.analysis import MEASURES
 from engineer.proposal import render_config
@@ -578,13 +578,7 @@ def test_damaged_files_are_named(tmp_path, name, text):
 
 
 def test_a_folder_without_a_run_is_one_line_of_error(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.report", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
+    done = python("-m", "experiments.report", tmp_path, fails=True)
     assert done.stderr.count("\n") == 1
     assert f"error: {tmp_path}: neither a run" in done.stderr
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from local_server import Handler, LocalServer
-from whole_runs import SMALL, compilation_cache, environment
+from whole_runs import ROOT, SMALL, compilation_cache, environment, python
 
 import mapf_jax
 from engineer.analysis import QUESTIONS, analyse, rules
@@ -32,7 +32,6 @@ from experiments.families.lakes.published import Group
 from experiments.families.lakes.texts import TEXTS, lake_space
 from experiments.run import store as files
 
-ROOT = Path(__file__).parent.parent.parent
 VARIANTS = ("fixed_random", "base", "v1", "v2", "v3", "v4", "v5", "v6", "full", "by-m")
 
 
@@ -249,8 +248,7 @@ def test_what_is_asked_last_is_checked_first():
         ({"judge": "elsewhere"}, "model=elsewhere: neither"),
         ({"judge": "exact"}, "judge=exact: allowed are models"),
     )
-    command = [sys.executable, "-c", LOADS, json.dumps([chosen for chosen, _ in expected])]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python("-c", LOADS, json.dumps([chosen for chosen, _ in expected]))
     for line, (_, words) in zip(done.stdout.splitlines(), expected, strict=True):
         assert line.startswith(words), line
 

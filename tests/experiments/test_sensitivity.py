@@ -1,13 +1,11 @@
 """Fixed configurations side by side: which there are, their analysis, and the command."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import scipy.stats
-from whole_runs import PLAN, ROOT, compilation_cache, environment
+from whole_runs import PLAN, compilation_cache, python
 
 from experiments import settings as settings_lib
 from experiments.study import sensitivity
@@ -174,16 +172,10 @@ def test_too_few_runs_are_refused(family):
 @pytest.mark.slow
 def test_the_command(tmp_path):
     (tmp_path / "plan.py").write_text(PLAN)
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "experiments.sensitivity", f"--config={tmp_path / 'plan.py'}",
-            f"--workdir={tmp_path / 'study'}", "--seeds=0,1", "--random=0", "--workers=2",
-        ],
-        cwd=ROOT,
-        env=environment(JAX_COMPILATION_CACHE_DIR=compilation_cache(tmp_path)),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    options = (f"--config={tmp_path}/plan.py", f"--workdir={tmp_path}/study", "--seeds=0,1")
+    options += ("--random=0", "--workers=2")
+    cache = compilation_cache(tmp_path)
+    done = python("-m", "experiments.sensitivity", *options, JAX_COMPILATION_CACHE_DIR=cache)
     assert "best minus worst" in done.stdout + done.stderr
     result = json.loads((tmp_path / "study" / "sensitivity.json").read_text())
     assert set(result["configurations"]) == {

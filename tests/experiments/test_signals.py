@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from whole_runs import python
 
 BEGIN = "import os, signal, sys; sys.argv[0] = '-m'; import experiments\n"
 LEAVE = "os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(20)\n"
@@ -21,13 +22,7 @@ LEAVE = "os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(20)\n"
     ],
 )
 def test_a_command_leaves_with_75_where_nothing_has_to_be_saved(lines):
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + lines],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        timeout=120,
-    )
-    assert done.returncode == os.EX_TEMPFAIL
+    assert python("-c", BEGIN + lines, fails=True).returncode == os.EX_TEMPFAIL
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # Of the tests themselves.
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from whole_runs import PLAN, compilation_cache, environment, finish, start
+from whole_runs import PLAN, compilation_cache, environment, finish, python, start, story
 
 from engineer.space import Configuration
 from experiments.configs.studies import bases, designers
@@ -47,24 +47,6 @@ V4_WITH_T_IN_FULL_BEFORE = {
     "engineer.modules.history": "designed",
     "engineer.modules.training": "full",
 }
-
-
-def story(folder):
-    """What a run is about, without what depends on the machine."""
-    names = ["initial/validation.json", "initial/answers.jsonl", "validation/instances.jsonl"]
-    for index in range(2):
-        names += [
-            f"rounds/{index}/{name}"
-            for name in ("environment.yaml", "instances.jsonl", "validation.json", "answers.jsonl")
-        ]
-    parts = {name: (folder / name).read_text() for name in [*names, "rounds/0/design/design.json"]}
-    for index in range(2):
-        lines = (folder / "rounds" / str(index) / "train.jsonl").read_text().splitlines()
-        parts[f"train {index}"] = [
-            {k: v for k, v in json.loads(line).items() if not k.startswith("machine/")}
-            for line in lines
-        ]
-    return parts
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +81,7 @@ def test_a_failure_stops_no_other_run(done):
 def test_runs_share_their_beginning(done):
     folder, _ = done
     runs = folder / "study" / "runs"
-    first, second = story(runs / "fixed" / "seed-0"), story(runs / "failures" / "seed-0")
+    first, second = story(runs / "fixed" / "seed-0", 2), story(runs / "failures" / "seed-0", 2)
     for name in first:
         if "design" not in name and not name.startswith(("rounds/1", "train 1")):
             assert first[name] == second[name]
@@ -133,7 +115,7 @@ def test_designing_begins_after_the_kept_rounds(done, tmp_path):
     first = kept[0].read_text()
     assert [path.read_text() == first for path in kept] == [True] * 3
     assert [path.read_text() == first for path in designed] == [True, True, False]
-    assert story(runs[0])["train 1"] == story(runs[1])["train 1"]
+    assert story(runs[0], 2)["train 1"] == story(runs[1], 2)["train 1"]
 
 
 @pytest.mark.slow
@@ -151,7 +133,7 @@ def test_a_killed_study_goes_on(done, tmp_path):
     assert read(tmp_path)["state"] == read(done[0])["state"]
     for variant in ("fixed", "failures"):
         run = f"study/runs/{variant}/seed-0"
-        assert story(tmp_path / run) == story(done[0] / run)
+        assert story(tmp_path / run, 2) == story(done[0] / run, 2)
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +147,9 @@ def grown(done, tmp_path_factory):
 
 @pytest.mark.slow
 def test_another_seed_is_added_and_a_run_is_as_if_alone(done, grown, tmp_path, monkeypatch):
-    before = story(done[0] / "study/runs/failures/seed-0")
-    assert story(grown / "study/runs/failures/seed-0") == before
-    other = story(grown / "study/runs/failures/seed-1")
+    before = story(done[0] / "study/runs/failures/seed-0", 2)
+    assert story(grown / "study/runs/failures/seed-0", 2) == before
+    other = story(grown / "study/runs/failures/seed-1", 2)
     for name in before:
         if name.startswith(("validation", "initial")):  # One for all seeds.
             assert before[name] == other[name]
@@ -186,7 +168,7 @@ def test_another_seed_is_added_and_a_run_is_as_if_alone(done, grown, tmp_path, m
     # On as many cores as before: how sums are divided over threads decides how they are rounded.
     slots = study_runs.slots(grown, 2, alone.settings)
     assert study_runs.Runner(tmp_path / "alone", [alone], slots[1:], Reporter()).run()
-    assert story(tmp_path / "alone" / alone.folder) == before
+    assert story(tmp_path / "alone" / alone.folder, 2) == before
 
 
 @pytest.mark.slow
@@ -198,7 +180,7 @@ def test_jobs_compute_what_processes_compute(grown, tmp_path):
     assert read(tmp_path)["state"] == read(grown)["state"]
     assert len(list((tmp_path / "study/submitit").glob("*_submitted.pkl"))) == 2 + 6
     for run in ("fixed/seed-0", "fixed/seed-1", "failures/seed-0", "failures/seed-1"):
-        one, other = (story(folder / "study/runs" / run) for folder in (grown, tmp_path))
+        one, other = (story(folder / "study/runs" / run, 2) for folder in (grown, tmp_path))
         assert one == other
 
 
@@ -298,15 +280,8 @@ worker.main()
 environment = os.environ | runs.environment(runs.Slot((), {}))
 subprocess.run([*python, "-c", code], env=environment, input=b"{}", check=True)
 '''
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == str(ROOT / "experiments" / "study" / "worker.py"), done.stderr
+    done = python("-P", "-c", program, cwd=tmp_path)
+    assert done.stdout.strip() == str(ROOT / "experiments" / "study" / "worker.py")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,13 +1,12 @@
 """Rounds that a model designs inside TRL's trainer."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from whole_runs import python
 
 from engineer import curricula
 from experiments.families.family import NoProblemError
@@ -118,10 +117,7 @@ family = FamilySettings("words:sums").load_family()
 rounds = bridge.DesignedRounds(family, rounds=1, num_instances=2)
 print(len(rounds.dataset()))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "2\n", done.stderr[-3000:]
+    assert python("-c", program).stdout == "2\n"
 
 
 def test_a_rule_designs_in_the_models_place(lakes, monkeypatch, capsys):

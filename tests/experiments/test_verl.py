@@ -4,8 +4,6 @@ import asyncio
 import collections
 import json
 import re
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from whole_runs import python
 
 from engineer import curricula, designers
 from engineer.context import DEFAULT_VARIANT, VARIANTS
@@ -257,7 +256,7 @@ def test_the_module_needs_no_trainer_of_ours():
         "import sys; sys.modules.update(dict.fromkeys(('flax', 'optax', 'orbax', 'verl')))\n"
         "import experiments.bridges.verl"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    python("-c", program)
 
 
 def program_of_the_page(tmp_path):

@@ -1,14 +1,12 @@
 """What results depend on besides options: fixed, or compared at every start and said once."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
+from whole_runs import python
 
 import experiments
 from experiments.ring.loop import Loop
@@ -45,13 +43,7 @@ def test_draws_are_the_same_whatever_is_set_outside():
     code += ", jax.numpy.asarray(numpy.ones(1)).dtype, jax.random.uniform(key, (5,)).tolist())"
     odd = {"ENABLE_X64": "1", "DEFAULT_PRNG_IMPL": "rbg", "THREEFRY_PARTITIONABLE": "0"}
     told = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, **{f"JAX_{name}": value for name, value in given.items()}},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        python("-c", code, **{f"JAX_{name}": value for name, value in given.items()}).stdout
         for given in ({}, odd)
     ]
     assert told[0] == told[1]

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import safetensors.numpy
-from whole_runs import ROOT, environment
+from whole_runs import ROOT, environment, python
 
 pytest.importorskip("reasoning_gym")
 
@@ -33,15 +33,7 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
         "--config.validation.num_instances=8",
     )
     for name, flags in commands.items():
-        done = subprocess.run(
-            [sys.executable, "-m", f"experiments.{name}", *common, *flags],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        python("-m", f"experiments.{name}", *common, *flags, cwd=tmp_path)
     card = json.loads((tmp_path / "model/warm_start.json").read_text())
     assert card["parameters"] < 100_000
     rates = card["validation"]
@@ -57,9 +49,9 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimised")
 def test_the_run_of_sums_tiny_gains_in_a_sixth_of_its_steps(tmp_path):
-    command = [sys.executable, "-m", "experiments.main", "--config=sums_tiny", "--workdir=run"]
-    command += ["--config.loop.rounds=1", "--config.environment.num_instances=1824"]
-    subprocess.run(command, cwd=tmp_path, env=environment(), check=True, timeout=500)
+    options = ("--config=sums_tiny", "--workdir=run", "--config.loop.rounds=1")
+    options += ("--config.environment.num_instances=1824",)
+    python("-m", "experiments.main", *options, cwd=tmp_path)
     rates = [
         json.loads((tmp_path / "run" / name / "validation.json").read_text())["valid_rate"]
         for name in ("initial", "rounds/0")

@@ -2,7 +2,6 @@
 
 import json
 import resource
-import subprocess
 import sys
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from whole_runs import python
 
 from learner import tokens
 from learner.chat import Completion
@@ -66,9 +66,7 @@ def test_loading_without_torch_is_silent(folder):
         "from learner.tokens import load_tokenizer\n"
         f"print(len(load_tokenizer({str(folder)!r})))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    )
+    done = python("-c", program)
     assert int(done.stdout) > 256
     assert done.stderr == ""
 

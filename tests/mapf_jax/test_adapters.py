@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import subprocess
 import sys
 import warnings
 
@@ -13,6 +12,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from pettingzoo.test import parallel_api_test
+from whole_runs import python
 
 import mapf_jax
 from mapf_jax import env as env_lib
@@ -99,7 +99,7 @@ assert pickle.loads(pickle.dumps(one.unwrapped)).reset(seed=0)
 again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(one.spec.to_json()))
 assert again.reset(seed=0)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    python("-c", program)
 
 
 def test_single_plays_what_the_simulator_plays():

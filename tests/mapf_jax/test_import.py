@@ -3,16 +3,14 @@
 import configparser
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from whole_runs import ROOT, python
 
 import mapf_jax
-
-ROOT = Path(__file__).parents[2]
 
 
 def loaded_after(statement):
@@ -22,14 +20,7 @@ def loaded_after(statement):
         "open(sys.argv[1], 'w').write(json.dumps(sorted({m.split('.')[0] for m in sys.modules})))"
     )
     with tempfile.NamedTemporaryFile() as file:
-        done = subprocess.run(
-            [sys.executable, "-c", program, file.name],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
+        done = python("-c", program, file.name)
         return set(json.loads(Path(file.name).read_text())), done.stdout + done.stderr
 
 
@@ -92,10 +83,7 @@ def test_the_simulator_has_three_requirements():
     # Modules that only the extras bring cannot be imported here.
     hidden = ["numba", "yaml", "jinja2", "flax", "optax", "orbax", "transformers", "matplotlib"]
     program = f"import sys\nfor name in {hidden}: sys.modules[name] = None\n{ALONE}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", program)
     assert "pip install -e '.[solver]'" in done.stdout
     assert mapf_jax.__version__ in done.stdout
 
@@ -103,9 +91,7 @@ def test_the_simulator_has_three_requirements():
 @pytest.mark.parametrize("package", ["learner.decoder", "learner.sampling", "learner.plan"])
 def test_training_says_what_it_lacks(package):
     program = f"import sys\nsys.modules['flax'] = None\nimport {package}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = python("-c", program, fails=True)
     assert "pip install -e '.[train]'" in done.stderr.splitlines()[-1]
 
 
@@ -147,9 +133,7 @@ print(json.dumps(said))
 
 
 def test_what_cannot_be_imported_says_what_to_install():
-    program = [sys.executable, "-c", ONLY_BASE + SWEEP]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = python("-c", ONLY_BASE + SWEEP)
     said = json.loads(done.stdout)
     for name, text in said.items():
         assert SENTENCE.search(text), (name, text)
@@ -190,9 +174,7 @@ def test_commands_end_in_one_line_without_the_extra():
         ("import sys\nsys.modules['flax'] = None", "import experiments.commands"),
         (ONLY_BASE, "sys.argv[0] = '-m'\nimport experiments.main"),
     ]:
-        command = [sys.executable, "-c", f"{hidden}\n{program}"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 1
+        done = python("-c", f"{hidden}\n{program}", fails=True)
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: ")
         assert SENTENCE.search(line)[1] == "train"
@@ -211,8 +193,5 @@ for package in (engineer, experiments.families):
 
 
 def test_other_trainers_import_families_and_designers_without_ours():
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_MODULE], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", EVERY_MODULE)
     assert {"engineer.designers", "experiments.families.lakes.family"} <= set(done.stdout.split())
