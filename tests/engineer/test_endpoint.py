@@ -215,10 +215,7 @@ def test_a_reply_without_end_is_cut(monkeypatch):
         while True:
             handler.wfile.write(b" " * 1_000)
 
-    with (
-        Server(endless) as server,
-        pytest.raises(NoAnswerError, match="longer than 10000 bytes"),
-    ):
+    with Server(endless) as server, pytest.raises(NoAnswerError, match="longer than 10000 bytes"):
         endpoint(server, tries=1, timeout=5.0)[0](HI, 0)
 
 

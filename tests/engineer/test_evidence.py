@@ -8,13 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engineer.evidence import (
-    DrawnFailure,
-    Evidence,
-    FailureBreakdown,
-    Statistics,
-    TrainingEvidence,
-)
+from engineer.evidence import DrawnFailure, Evidence, FailureBreakdown, Statistics, TrainingEvidence
 from engineer.record import RoundRecord, RunRecord
 from engineer.space import on_grid, round_fractions
 from experiments.families.demonstrations import random_record

@@ -111,10 +111,7 @@ others = st.dictionaries(st.integers(0, 12).map(str), st.dictionaries(st.just("p
 
 
 @settings(max_examples=400)
-@given(
-    st.one_of(st.text(), st.lists(FRAGMENTS, max_size=60).map("".join)),
-    spaces(),
-)
+@given(st.one_of(st.text(), st.lists(FRAGMENTS, max_size=60).map("".join)), spaces())
 def test_any_text_gives_a_configuration_or_a_reason(text, space):
     reading = parse(text, space)
     if isinstance(reading, Unreadable):
@@ -219,10 +216,7 @@ def test_rows_may_be_large_numbers():
     rows = ("60", "10800", "2147483647")
     space = ConfigurationSpace("seconds", rows, (Parameter("part"),), "part")
     config = space.random(0)
-    assert project(parse(render_config(config, space), space), space) == (
-        config,
-        (),
-    )
+    assert project(parse(render_config(config, space), space), space) == (config, ())
 
 
 def test_rendering_is_the_asked_form():

@@ -94,10 +94,7 @@ def test_transformers_computes_what_was_trained(settings, tmp_path, capsys):
             "the run has no such checkpoint, but those of steps [",
         ),
         ([str(tmp_path), f"--out={tmp_path / 'x'}"], "no run is there; allowed are RUN, RUN:STEP"),
-        (
-            [str(root), f"--out={tmp_path / 'x'}", "--mesh=2"],
-            "mesh is '2'; it must be data x",
-        ),
+        ([str(root), f"--out={tmp_path / 'x'}", "--mesh=2"], "mesh is '2'; it must be data x"),
         ([str(root), f"--out={tmp_path / 'x'}", "--mesh=9x9x9"], "takes 729 devices; there are"),
         ([str(root), f"--out={tmp_path / 'x'}", "--mesh=1x1x8"], "num_attention_heads is 4"),
         ([str(root), f"--out={root / 'x'}"], "it lies in the folder of the run"),

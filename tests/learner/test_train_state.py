@@ -92,10 +92,7 @@ def test_checkpoints_of_adamw_still_fit():
     [
         ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]),
         ("linear", [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]),
-        (
-            "cosine",
-            [0.25, 0.5, 0.75] + [0.5 + 0.5 * math.cos(math.pi * i / 4) for i in range(5)],
-        ),
+        ("cosine", [0.25, 0.5, 0.75] + [0.5 + 0.5 * math.cos(math.pi * i / 4) for i in range(5)]),
     ],
 )
 def test_schedule(decay, want):

@@ -128,13 +128,7 @@ def test_single_plays_what_the_simulator_plays():
 
 
 @pytest.mark.parametrize(
-    "made",
-    [
-        MapfGymEnv,
-        MapfParallelEnv,
-        lambda env: MapfVectorEnv(env, None, 2),
-        MapfJaxMarlEnv,
-    ],
+    "made", [MapfGymEnv, MapfParallelEnv, lambda env: MapfVectorEnv(env, None, 2), MapfJaxMarlEnv]
 )
 def test_the_name_of_an_environment_is_none(made):
     with pytest.raises(ValueError, match=r"env='MapfFrozenLake-v0': .* mapf_jax\.env\.make\('Mapf"):

@@ -35,12 +35,7 @@ WAITING = {
     "starts": [[1, 0], [1, 2]],
     "goals": [[1, 3], [0, 1]],
 }
-LONE = {
-    "id": "c",
-    "map": ["F F", "F F"],
-    "starts": [[0, 0]],
-    "goals": [[1, 1]],
-}
+LONE = {"id": "c", "map": ["F F", "F F"], "starts": [[0, 0]], "goals": [[1, 1]]}
 CORRIDOR = {
     "id": "d",
     "map": ["F F F F", "H H H H", "H H H H", "H H H H"],

@@ -17,9 +17,7 @@ from mapf_jax.types import Plan, make_instance
 Image = pytest.importorskip("PIL.Image")
 
 LAKE = make_instance(
-    ["FFFF", "FHFF", "FFFH", "FFFF"],
-    [(0, 0), (0, 3), (3, 0)],
-    [(2, 2), (0, 1), (1, 2)],
+    ["FFFF", "FHFF", "FFFH", "FFFF"], [(0, 0), (0, 3), (3, 0)], [(2, 2), (0, 1), (1, 2)]
 )
 THIRD = [(3, 0), (3, 1), (3, 2), (2, 2), (1, 2)]
 #: Paths of agents 0 and 1, what the caption says, and the cells or points with red in them.
@@ -42,12 +40,7 @@ STORIES = {
         "t = 2: agents 0 and 1 are both in (0,2)",
         [(0, 2)],
     ),
-    "hole": (
-        [(0, 0), (0, 1), (1, 1)],
-        [(0, 3)],
-        "t = 2: agent 0 enters the hole (1,1)",
-        [(1, 1)],
-    ),
+    "hole": ([(0, 0), (0, 1), (1, 1)], [(0, 3)], "t = 2: agent 0 enters the hole (1,1)", [(1, 1)]),
     "outside": (
         [(0, 0), (-1, 0)],
         [(0, 3)],

@@ -113,9 +113,7 @@ def test_the_pool_is_drawn_uniformly_and_streams_differ():
     @jax.jit
     def drawn(state, pool):
         return jax.lax.scan(
-            lambda state, _: (step(state, waits, pool)[0], state.index),
-            state,
-            length=steps,
+            lambda state, _: (step(state, waits, pool)[0], state.index), state, length=steps
         )[1]
 
     indices = np.asarray(drawn(state, pool))
