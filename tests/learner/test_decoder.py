@@ -21,44 +21,6 @@ from learner.decoder.config import REMAT, DecoderConfig, published
 from learner.devices import sharding
 from learner.sampling.sampler import Sampler, SamplingParams
 
-# Tied and untied, four ways to share heads, widths that are and are not heads times head_dim.
-VARIANTS = {
-    "tied-gqa-theta5e6": {
-        "tie_word_embeddings": True,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "theta": 5e6,
-    },
-    "untied-mqa": {
-        "tie_word_embeddings": False,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 1,
-        "theta": 1e4,
-    },
-    "untied-mha": {
-        "tie_word_embeddings": False,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "theta": 1e6,
-    },
-    "tied-gqa-wide": {
-        "tie_word_embeddings": True,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "theta": 1e6,
-        "head_dim": 16,
-        "rms_norm_eps": 1e-5,
-    },
-    "untied-gqa-deep": {
-        "tie_word_embeddings": False,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "theta": 5e5,
-        "hidden_size": 64,
-        "intermediate_size": 40,
-        "num_hidden_layers": 5,
-    },
-}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -67,42 +29,29 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-# Other architectures, and rotations for longer contexts.
-VARIANTS |= {
-    "llama-tied": {
-        "model_type": "llama",
-        "tie_word_embeddings": True,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "theta": 1e5,
-    },
-    "llama3-rope": {
-        "model_type": "llama",
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "theta": 500.0,
-        "rope": LLAMA3_ROPE,
-    },
-    "mistral": {
-        "model_type": "mistral",
-        "sliding_window": None,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "theta": 1e4,
-    },
-    "qwen2": {
-        "model_type": "qwen2",
-        "head_dim": None,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "theta": 1e6,
-    },
-    "qwen3-yarn": {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "theta": 1e4,
-        "rope": YARN_ROPE,
-    },
+
+
+def variant(heads, key_heads, theta, **more):
+    """Arguments of `torch_model`."""
+    return {"num_attention_heads": heads, "num_key_value_heads": key_heads, "theta": theta, **more}
+
+
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+WIDE = {"head_dim": 16, "rms_norm_eps": 1e-5}
+DEEP = {"hidden_size": 64, "intermediate_size": 40, "num_hidden_layers": 5}
+# Tied and untied, four ways to share heads, widths that are and are not heads times head_dim;
+# other architectures, and rotations for longer contexts.
+VARIANTS = {
+    "tied-gqa-theta5e6": variant(4, 2, 5e6, **TIED),
+    "untied-mqa": variant(6, 1, 1e4, **UNTIED),
+    "untied-mha": variant(4, 4, 1e6, **UNTIED),
+    "tied-gqa-wide": variant(8, 4, 1e6, **TIED, **WIDE),
+    "untied-gqa-deep": variant(8, 2, 5e5, **UNTIED, **DEEP),
+    "llama-tied": variant(8, 2, 1e5, model_type="llama", **TIED),
+    "llama3-rope": variant(4, 2, 500.0, model_type="llama", rope=LLAMA3_ROPE),
+    "mistral": variant(4, 1, 1e4, model_type="mistral", sliding_window=None),
+    "qwen2": variant(4, 2, 1e6, model_type="qwen2", head_dim=None),
+    "qwen3-yarn": variant(4, 2, 1e4, rope=YARN_ROPE),
 }
 # Divides over each of these; data x fsdp x tensor.
 SPLIT_VARIANT = "tied-gqa-wide"
