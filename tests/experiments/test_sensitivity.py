@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 import scipy.stats
-from whole_runs import PLAN, compilation_cache, python
+from whole_runs import PLAN, python
 
+from engineer.space import Configuration
 from experiments import settings as settings_lib
 from experiments.study import sensitivity
 from experiments.text.errors import UserError
@@ -169,13 +170,40 @@ def test_too_few_runs_are_refused(family):
         sensitivity.analyse(study(family, np.full((8, 1), 0.5)), family.space)
 
 
-@pytest.mark.slow
-def test_the_command(tmp_path):
-    (tmp_path / "plan.py").write_text(PLAN)
+#: In the place of a run with these options: copies a round of a whole run as its own.
+WORKER = """
+import json, shutil, sys
+from pathlib import Path
+
+whole, folder, options = *map(Path, sys.argv[1:]), json.loads(sys.stdin.readline())
+start = Path(options["engineer"]["start"])
+chosen = whole / "rounds" / str((len(start.stem) + options["seed"]) % 3)
+for name in ("validation", "initial"):
+    shutil.copytree(whole / name, folder / name)
+shutil.copytree(chosen, folder / "rounds" / "0", ignore=shutil.ignore_patterns("design"))
+shutil.copy(start, folder / "rounds" / "0" / "environment.yaml")
+for name in ("config.json", "finished.json"):
+    (folder / name).write_text(json.dumps(options))
+"""
+COMMAND = """
+import sys
+from absl import app
+from experiments import sensitivity
+from experiments.settings import command_line
+from experiments.study import runs
+
+runs.WORKER = (sys.executable, *sys.argv.pop().split(","))
+app.run(sensitivity.main, flags_parser=command_line.parse_flags)
+"""
+
+
+def test_the_command(undisturbed, tmp_path):
+    """Its study of fixed configurations, of which no run is computed here."""
+    for name, text in (("plan.py", PLAN), ("worker.py", WORKER)):
+        (tmp_path / name).write_text(text)
     options = (f"--config={tmp_path}/plan.py", f"--workdir={tmp_path}/study", "--seeds=0,1")
-    options += ("--random=0", "--workers=2")
-    cache = compilation_cache(tmp_path)
-    done = python("-m", "experiments.sensitivity", *options, JAX_COMPILATION_CACHE_DIR=cache)
+    options += ("--random=0", "--workers=2", f"{tmp_path}/worker.py,{undisturbed[0]}")
+    done = python("-c", COMMAND, *options)
     assert "best minus worst" in done.stdout + done.stderr
     result = json.loads((tmp_path / "study" / "sensitivity.json").read_text())
     assert set(result["configurations"]) == {
@@ -184,4 +212,11 @@ def test_the_command(tmp_path):
     }  # fmt: skip
     found = json.loads((tmp_path / "study" / "study.json").read_text())
     assert found["budget"]["equal"]["instances"] == 32  # Two rounds' worth, in one.
+    family = settings_lib.family_of({"lakes": {"sizes": (3, 4)}})
+    wanted = sensitivity.configurations(family, 0)
+    for run in found["runs"]:
+        options = json.loads((tmp_path / "study" / run["folder"] / "config.json").read_text())
+        assert (options["loop"]["rounds"], options["environment"]["num_instances"]) == (1, 32)
+        of_run = Configuration.from_dict(run["points"][1]["config"])
+        assert of_run == wanted[run["variant"]]
     assert "**" in (tmp_path / "study" / "sensitivity.md").read_text()
