@@ -107,10 +107,7 @@ def plain_step(start, one_device):
     ("layout", "accumulation"),
     [
         ((2, 2, 2), 4),
-        pytest.param((1, 1, 2), 1, marks=pytest.mark.slow),
-        pytest.param((8, 1, 1), 1, marks=pytest.mark.slow),
         pytest.param((8, 1, 1), 2, marks=pytest.mark.slow),
-        pytest.param((1, 8, 1), 1, marks=pytest.mark.slow),
         pytest.param((1, 8, 1), 2, marks=pytest.mark.slow),
         pytest.param((1, 1, 2), 4, marks=pytest.mark.slow),
         pytest.param((2, 2, 2), 1, marks=pytest.mark.slow),
@@ -261,13 +258,12 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
     assert np.isfinite(entropies).all()
 
 
-@pytest.mark.parametrize("updates_per_step", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_resumed_run_is_bitwise_the_same(
-    tiny_model, one_device, byte_tokenizer, letter_task, tmp_path, updates_per_step
+    tiny_model, one_device, byte_tokenizer, letter_task, tmp_path
 ):
     config = dataclasses.replace(
         CONFIG,
-        updates_per_step=updates_per_step,
+        updates_per_step=2,
         optimizer=dataclasses.replace(OPTIMIZER, decay="linear", total_steps=20),
     )
     key = jax.random.key(7)
@@ -289,7 +285,7 @@ def test_resumed_run_is_bitwise_the_same(
     trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
     *_, result = trainer.run(state, second_task, key, 2, 4)
     assert whole.step == 4
-    assert 4 * (updates_per_step - 1) < whole.updates <= 4 * updates_per_step
+    assert 4 < whole.updates <= 8
     jax.tree.map(np.testing.assert_array_equal, host(result.state), whole)
 
 
