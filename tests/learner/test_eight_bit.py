@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from forward_pass import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -14,11 +15,7 @@ from learner.devices import sharding
 from learner.training import eight_bit
 from learner.training.checkpoints import Checkpoints
 from learner.training.sft import Example, SFTConfig, SFTTrainer
-from learner.training.train_state import (
-    OptimizerConfig,
-    abstract_train_state,
-    create_train_state,
-)
+from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state
 
 
 def values(signed):
@@ -101,13 +98,12 @@ def train(config, mesh, steps, **optimizer):
         micro_batch_rows=8, length_multiple=16, max_completion_tokens=4, optimizer=optimizer
     )
     params = model.init_params(jax.random.key(0), config)
-    start = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(params)])
+    start = flat(params)
     state = create_train_state(params, config, optimizer, mesh)
     trainer = SFTTrainer(sft, config, mesh, pad_id=256)
     for step in range(steps):
         state, metrics = trainer.step(state, EXAMPLES, step)
-    moved = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(state.params)]) - start
-    return state, moved, metrics
+    return state, flat(state.params) - start, metrics
 
 
 @pytest.mark.slow

@@ -6,23 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from forward_pass import flat
 
 from learner.decoder import model
 from learner.training.sft import Example, SFTConfig, SFTTrainer
-from learner.training.train_state import (
-    OptimizerConfig,
-    abstract_train_state,
-    create_train_state,
-)
+from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state
 from learner.training.update import NonFiniteError, Updater, check
 
 EXAMPLES = [Example((256, 257, 10 + i), (40 + 3 * i, 41 + i, 258)) for i in range(4)]
 # A large eps keeps the step nearly linear in the gradient.
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, eps=1e-3)
-
-
-def flat(tree):
-    return np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)])
 
 
 def test_an_update_is_that_of_float32(tiny_model, one_device):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 
 import forward_pass
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from forward_pass import flat
 
 from learner import tokens
 from learner.chat import Completion
@@ -41,10 +43,17 @@ CONFIG = GRPOConfig(
 )
 
 
-def run(config, model_config, mesh, tokenizer, params, letters, start=0, stop=1, **more):
-    trainer = GRPOTrainer(config, model_config, mesh, tokenizer, **more)
+def steps(where, config, params, task, stop=1, **more):
+    """Results of the first steps; `where` is a model's configuration, a mesh and a tokenizer."""
+    trainer = GRPOTrainer(config, *where, **more)
     state = trainer.init_state(params, jax.random.key(1))
-    return list(trainer.run(state, letters, jax.random.key(7), start, stop))
+    return list(trainer.run(state, task, jax.random.key(7), 0, stop))
+
+
+@pytest.fixture
+def run(tiny_model, one_device, byte_tokenizer):
+    """`steps` of the tiny model on one device."""
+    return functools.partial(steps, (tiny_model, one_device, byte_tokenizer))
 
 
 def host(tree):
@@ -52,12 +61,7 @@ def host(tree):
 
 
 def change(params, before):
-    return np.concatenate(
-        [
-            (np.asarray(a) - b).ravel()
-            for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(before), strict=True)
-        ]
-    )
+    return flat(params) - flat(before)
 
 
 ROWS = 16
@@ -75,15 +79,9 @@ def one_step(start, mesh, rows, completions_per_row=1):
         completions_per_row=completions_per_row,
     )
     where = model.param_shardings(model_config, mesh)
-    (result,) = run(
-        config,
-        model_config,
-        mesh,
-        tokenizer,
-        jax.tree.map(jnp.array, before),
-        task(),
-        frozen_params=jax.device_put(reference, where),
-    )
+    frozen = jax.device_put(reference, where)
+    params = jax.tree.map(jnp.array, before)
+    (result,) = steps((model_config, mesh, tokenizer), config, params, task(), frozen_params=frozen)
     return result
 
 
@@ -206,12 +204,10 @@ def test_nothing_is_traced_after_the_first_step(
     assert counts[1:] == [counts[0]] * 4
 
 
-def test_sampled_logprobs_are_those_of_the_update(
-    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
-):
+def test_sampled_logprobs_are_those_of_the_update(run, tiny_params, letter_task):
     config = dataclasses.replace(CONFIG, temperature=0.7, micro_batch_rows=16)
     params = jax.tree.map(lambda x: 8 * x if x.ndim > 2 else x, tiny_params)  # Less uniform.
-    (result,) = run(config, tiny_model, one_device, byte_tokenizer, params, letter_task)
+    (result,) = run(config, params, letter_task)
     assert abs(result.metrics["ratio_max"] - 1) < 1e-4
     assert abs(result.metrics["ratio_min"] - 1) < 1e-4
     assert result.metrics["clip_low"] == result.metrics["clip_high"] == 0
@@ -289,8 +285,8 @@ def test_resumed_run_is_bitwise_the_same(
     jax.tree.map(np.testing.assert_array_equal, host(result.state), whole)
 
 
-def test_reward_rises(tiny_model, tiny_params, one_device, byte_tokenizer, letter_task):
-    results = run(CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params, letter_task, stop=32)
+def test_reward_rises(run, tiny_params, letter_task):
+    results = run(CONFIG, tiny_params, letter_task, stop=32)
     letters = [r.metrics["task/letters"] for r in results]
     assert np.mean(letters[:3]) < 0.2  # 26 of 259 ids are letters.
     assert np.mean(letters[-3:]) > 0.6
@@ -327,13 +323,9 @@ def test_task_protocol(letter_task):
     assert isinstance(OneSignalTask(()), task.Task)
 
 
-def test_step_without_signal_counts_but_changes_nothing(
-    tiny_model, tiny_params, one_device, byte_tokenizer
-):
+def test_step_without_signal_counts_but_changes_nothing(run, tiny_params):
     before = host(tiny_params)
-    results = run(
-        CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params, OneSignalTask(()), stop=2
-    )
+    results = run(CONFIG, tiny_params, OneSignalTask(()), stop=2)
     state = results[-1].state
     assert [r.metrics["nondegenerate_fraction"] for r in results] == [0, 0]
     assert [r.metrics["updates"] for r in results] == [0, 0]
@@ -395,11 +387,9 @@ def test_groups_without_signal_are_drawn_anew(tiny_model, one_device, byte_token
 
 
 @pytest.mark.parametrize("updates_per_step", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_importance_correction(
-    tiny_model, one_device, byte_tokenizer, letter_task, updates_per_step
-):
+def test_importance_correction(run, tiny_params, letter_task, updates_per_step):
     """The sampler agrees here, so the correction changes nothing, whichever way old is found."""
-    before = host(model.init_params(jax.random.key(0), tiny_model))
+    before = host(tiny_params)
     moved = []
     for correction in ("none", "token"):
         config = dataclasses.replace(
@@ -410,7 +400,7 @@ def test_importance_correction(
         )
         params = jax.tree.map(jnp.array, before)
         task = dataclasses.replace(letter_task)
-        (result,) = run(config, tiny_model, one_device, byte_tokenizer, params, task)
+        (result,) = run(config, params, task)
         moved.append(change(result.state.params, before))
         assert result.metrics["mismatch_max"] < 1e-4
         np.testing.assert_allclose(result.metrics["importance_weight_mean"], 1, atol=1e-4)
@@ -468,30 +458,21 @@ def test_adapters_on_a_mesh(start, one_device):
     moved = []
     for mesh in (one_device, sharding.make_mesh(2, 2, 2)):
         base = jax.device_put(before, model.param_shardings(model_config, mesh))
-        *_, result = run(
-            config, model_config, mesh, tokenizer, base, task(), stop=2, frozen_params=base
-        )
+        where = (model_config, mesh, tokenizer)
+        *_, result = steps(where, config, base, task(), stop=2, frozen_params=base)
         trained = lora.init(jax.random.fold_in(jax.random.key(1), 3), config.lora, model_config)
         moved.append(change(result.state.params, host(trained)))
     assert np.abs(moved[0]).max() > 1e-3
     np.testing.assert_allclose(moved[1], moved[0], rtol=1e-3, atol=5e-6)
 
 
-def test_dropped_groups_leave_the_normaliser(
-    tiny_model, tiny_params, one_device, byte_tokenizer, monkeypatch
-):
+def test_dropped_groups_leave_the_normaliser(run, tiny_params, monkeypatch):
     monkeypatch.setattr(metrics.Chip, "of", lambda device: CHIPS["h200"])
     before = host(tiny_params)
     norms, used, flops = {}, {}, {}
     for drop in (True, False):
-        (result,) = run(
-            dataclasses.replace(CONFIG, degenerate_groups="drop" if drop else "keep"),
-            tiny_model,
-            one_device,
-            byte_tokenizer,
-            jax.tree.map(jnp.array, before),
-            OneSignalTask((1, 2)),
-        )
+        config = dataclasses.replace(CONFIG, degenerate_groups="drop" if drop else "keep")
+        (result,) = run(config, jax.tree.map(jnp.array, before), OneSignalTask((1, 2)))
         assert result.metrics["nondegenerate_fraction"] == 0.5
         norms[drop] = result.metrics["grad_norm"]
         used[drop] = result.metrics["update_tokens"]
@@ -568,22 +549,14 @@ def test_a_state_is_whole_while_completions_are_sampled(
 
 
 def test_non_finite_update_keeps_the_weights(
-    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task, tmp_path
+    run, tiny_params, byte_tokenizer, letter_task, tmp_path
 ):
     before = host(tiny_params)
     reference = jax.tree.map(lambda x: x * jnp.nan, tiny_params)
+    objective = ObjectiveConfig(kl_coef=0.1)
+    config = dataclasses.replace(CONFIG, objective=objective, micro_batch_rows=16)
     with pytest.raises(NonFiniteError, match="step 0: loss nan") as error:
-        run(
-            dataclasses.replace(
-                CONFIG, objective=ObjectiveConfig(kl_coef=0.1), micro_batch_rows=16
-            ),
-            tiny_model,
-            one_device,
-            byte_tokenizer,
-            tiny_params,
-            letter_task,
-            frozen_params=reference,
-        )
+        run(config, tiny_params, letter_task, frozen_params=reference)
     assert error.value.step == 0
     assert np.isnan(error.value.metrics["loss"])
     jax.tree.map(np.testing.assert_array_equal, host(error.value.state.params), before)
@@ -619,29 +592,25 @@ class BrokenTask:
         return scores
 
 
-def test_a_reward_that_is_not_finite_stops_the_run(
-    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
-):
+def test_a_reward_that_is_not_finite_stops_the_run(run, tiny_params, letter_task):
     task = BrokenTask(letter_task, fails_at=2)
     with pytest.raises(NonFiniteError, match="step 2: a reward is not finite") as error:
-        run(CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params, task, stop=4)
+        run(CONFIG, tiny_params, task, stop=4)
     assert int(error.value.state.step) == 2
     assert np.isinf(error.value.rollout.rewards[3])
     params = jax.tree.map(lambda x: x * jnp.nan, host(error.value.state.params))
     with pytest.raises(NonFiniteError, match="step 0: a log-probability of the sampler"):
-        run(CONFIG, tiny_model, one_device, byte_tokenizer, params, letter_task)
+        run(CONFIG, params, letter_task)
 
 
-def test_any_figure_that_is_not_finite_stops_the_run(
-    tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
-):
+def test_any_figure_that_is_not_finite_stops_the_run(run, tiny_params, letter_task):
     class NoFigure(BrokenTask):
         def score(self, indices, completions):
             scores = self.inner.score(indices, completions)
             return dataclasses.replace(scores, metrics={"letters": 0.5, "share": float("nan")})
 
     with pytest.raises(NonFiniteError, match="step 0: task/share nan is not finite") as error:
-        run(CONFIG, tiny_model, one_device, byte_tokenizer, tiny_params, NoFigure(letter_task, 0))
+        run(CONFIG, tiny_params, NoFigure(letter_task, 0))
     assert "weights were left" not in str(error.value)  # The update itself was finite.
     assert int(error.value.state.updates) == 1
     assert np.isfinite(error.value.metrics["loss"])
