@@ -123,15 +123,19 @@ class Command:
       process: it runs in this one.
     """
 
-    def __init__(self, folder: Path, *line: str, fault: Fault | None = None) -> None:
+    def __init__(
+        self, folder: Path, *line: str, fault: Fault | None = None, draws: bool = False
+    ) -> None:
         """Starts it, with a fault of its storage; what it prints goes to files beside `folder`.
 
         Args:
           line: name of the module and arguments.
+          draws: whether its report has charts, which take some seconds.
         """
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._out, self._err = (folder.with_suffix(suffix) for suffix in (".out", ".err"))
-        self.process = PROCESSES.Process(target=_main, args=(line, self._out, self._err, fault))
+        arguments = (line, self._out, self._err, fault, draws)
+        self.process = PROCESSES.Process(target=_main, args=arguments)
         self.process.start()
 
     def end(self) -> tuple[int, str, str]:
@@ -145,15 +149,15 @@ class Command:
 class Run(Command):
     """`python -m experiments.main` with some options, started."""
 
-    def __init__(self, folder: Path, *options: str, fault: Fault | None = None) -> None:
-        super().__init__(folder, "main", *SMALL, f"--workdir={folder}", *options, fault=fault)
+    def __init__(self, folder: Path, *options: str, **more: Any) -> None:
+        super().__init__(folder, "main", *SMALL, f"--workdir={folder}", *options, **more)
 
 
-def three_rounds(folder: Path, *options: str, fault: Fault | None = None) -> Run:
+def three_rounds(folder: Path, *options: str, **others: Any) -> Run:
     """A run of three rounds of four steps that designs twice, as `undisturbed` is, started."""
     more = ("--config.loop.rounds=3", "--config.environment.num_instances=32")
     more += ("--config.checkpoint.every_steps=2", "--config.log.tensorboard=True")
-    return Run(folder, *more, *options, fault=fault)
+    return Run(folder, *more, *options, **others)
 
 
 def story(folder: Path, rounds: int = 3) -> dict[str, Any]:
@@ -179,13 +183,15 @@ def undisturbed(common: Path) -> tuple[Path, str]:
     with Path(common, "undisturbed.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not printed.exists():
-            code, out, err = three_rounds(folder).end()
+            code, out, err = three_rounds(folder, draws=True).end()
             assert code == 0, err[-3000:]
             printed.write_text(out)
     return folder, printed.read_text()
 
 
-def _main(line: Sequence[str], out: Path, err: Path, fault: Fault | None) -> None:
+def _main(
+    line: Sequence[str], out: Path, err: Path, fault: Fault | None, draws: bool = False
+) -> None:
     os.chdir(ROOT)
     jax.config.update("jax_num_cpu_devices", 1)
     if OPTIMISED:
@@ -194,6 +200,10 @@ def _main(line: Sequence[str], out: Path, err: Path, fault: Fault | None) -> Non
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
     if fault is not None:
         fault.install()
+    if not draws:
+        from matplotlib.figure import Figure
+
+        Figure.savefig = lambda *_, **__: None
     sys.argv = list(line)  # Where the options of --config are read from.
     command = importlib.import_module(f"experiments.{line[0]}")
     from experiments.settings import command_line
