@@ -112,9 +112,9 @@ def test_no_text_does_harm(count):
     seconds, read = [], 0
     for seed in range(count):
         text = text_of(seed)
-        start = time.perf_counter()
+        start = time.thread_time()
         config, reading = outcome(text)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
         SPACE.check(config)
         assert math.isclose(math.fsum(config.column("data_ratio")), 1.0, abs_tol=1e-9)
         assert outcome(text) == (config, reading)

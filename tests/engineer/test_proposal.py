@@ -65,9 +65,9 @@ def test_reads_the_end_of_a_megabyte():
 )  # fmt: skip
 def test_a_megabyte_of_anything_is_read_in_a_moment(piece):
     text = piece * (1_000_000 // len(piece))
-    start = time.perf_counter()
+    start = time.thread_time()
     assert isinstance(parse(text, SPACE), (Proposal, Unreadable))
-    assert time.perf_counter() - start < 2.0
+    assert time.thread_time() - start < 2.0
 
 
 FRAGMENTS = st.sampled_from(
