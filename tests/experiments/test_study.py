@@ -8,7 +8,6 @@ import re
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
