@@ -279,7 +279,6 @@ def get_config():
     config.environment.num_instances = 16
     config.validation.num_instances = 24
     config.validation.test_instances = 12
-    config.validation.temperature = 0.0  # One sampler less to compile.
     config.training.prompts_per_step = 8
     config.training.group_size = 4
     return config

@@ -213,6 +213,7 @@ def test_the_test_set_is_answered_first_and_last_and_no_engineer_reads_it(given,
         _sampled="sampled",
         _greedy="greedy",
         _policy=None,
+        _engineer=None,
     )
     one.run()
     store.write(store.root / "config.json", settings.to_dict())

@@ -81,10 +81,10 @@ def test_reader(name, count):
     chosen = random.Random(name)
     for number in range(count):
         text = hostile_text(chosen, examples)
-        begin = time.monotonic()
+        begin = time.thread_time()
         try:
             read(text)
         except BaseException as error:
             error.add_note(f"text {number}: {text[:500]!r}")
             raise
-        assert time.monotonic() - begin < SECONDS, text[:500]
+        assert time.thread_time() - begin < SECONDS, text[:500]
