@@ -1,6 +1,6 @@
 """Who designs the next round best, from one and the same state? Eleven variants, twelve seeds.
 
-Written down before it was run.
+Written down before it was run. It must not run before its regime is chosen, see below.
 
 Question: runs of many rounds differ in all that follows the first design, and their last checkpoint
 is one noisy number. Here all variants branch from one uniform run: at each of three of its rounds
@@ -10,7 +10,8 @@ gains most, does it pay to read the evidence, and does training wear the enginee
 Regime: the ladder of sums of 3 to 12 digits with rewards of 0 and 1, no credit for prefixes
 (`family.py`); the model of `contexts_ladder`, taught the rule `target` from the contexts V1 to V6;
 context V6 with the current configuration; uniform runs of 12 rounds of 100 steps. The learning rate
-and the weight of the KL divergence were chosen beforehand on seeds 100 to 102 (`regime.py`).
+and the weight of the KL divergence are to be chosen beforehand, on seeds 100 to 102 (`regime.py`),
+and written here; today they are those of the ladder.
 
 Branches: after rounds 2, 6 and 10, counted from 0. The designed round is the next one (horizon 1).
 Then come three uniform rounds (horizon 4), as the gain of one round may not last.
