@@ -14,7 +14,7 @@ from absl import app, flags
 from engineer import reading
 from engineer.reading import CONTROLS, Control, Reading
 from experiments import settings as settings_lib
-from experiments.ring.reading import CHANCE, INSTEAD, RULE, interval, questions, scorer
+from experiments.ring.reading import CHANCE, INSTEAD, RULES, interval, questions, scorer
 from experiments.run import policy, process
 from experiments.settings import Settings, command_line
 from experiments.text.errors import ended_in_one_line, memory_errors, user_errors
@@ -22,7 +22,7 @@ from experiments.text.errors import ended_in_one_line, memory_errors, user_error
 _CONFIG = command_line.define_config()
 _RULE = flags.DEFINE_enum(
     "rule",
-    RULE,
+    RULES[0],
     ("target", "mastery", "learnability", "failures"),
     "Whose designs match the evidence; by target (or mastery) experiments.warm_start teaches.",
 )

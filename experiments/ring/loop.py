@@ -28,6 +28,7 @@ from experiments.ring.problem_sets import ProblemSets
 from experiments.ring.validation import Written, validate, validation_completers, write_validation
 from experiments.run import branching, policy
 from experiments.run.checkpoint import Position, RunCheckpoints
+from experiments.run.reading import readings
 from experiments.run.status import Reporter, describe, memory_advice, plan, round_title, truncation
 from experiments.run.store import READING, TEST, TRACE, RunStore, append_log, open_steps
 from experiments.settings import Settings
@@ -290,9 +291,11 @@ class Loop:
             return
         with self._timed("reading", steps):
             found = reading.measure(settings, self._family, self._policy, params)
-        if found is not None:
-            self._store.write(path, dataclasses.asdict(found))
-            self._write_metrics(steps, {"design/follows": found.follows / found.questions})
+        if found:
+            each = {rule: dataclasses.asdict(one) for rule, one in found.items()}
+            self._store.write(path, each)
+            rates = {f"design/follows_{r}": one.follows / one.questions for r, one in found.items()}
+            self._write_metrics(steps, rates)
         self._preemption.agree()
 
     @functools.cached_property
@@ -359,7 +362,7 @@ class Loop:
             changed = [f"the design {change.sentence()}"] if change.moves else []
         self._reporter.validation(title, *validated, ending)
         if self._store.exists(folder / READING):
-            found = self._store.read(folder / READING, lambda read: reading.Reading(**read))
+            found = self._store.read(folder / READING, readings)
             self._reporter.notes([f"reading: {reading.remark(found)}"])
         self._reporter.notes(changed)
         self._reporter.notes(truncation(validated[0], self._settings.validation.max_new_tokens))

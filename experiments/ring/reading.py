@@ -5,8 +5,9 @@ Of two designs, the model should find the one likelier that matches the evidence
 same in every round, so that readings of one model in training compare.
 """
 
+import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,8 +31,9 @@ from learner.training import sft
 from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
 
 CHANCE = 0.5
-RULE = "target"
-"""Whose designs match the evidence in a run: the rule by which `experiments.warm_start` teaches."""
+RULES = ("target", "mastery")
+"""Whose designs match the evidence in a run: the rules by which `experiments.warm_start` teaches. A
+model that was taught one may be at chance by the other."""
 INSTEAD = (
     "use a rule (--config.engineer.designer=learnability), an endpoint, or a model that was "
     "warm-started on designs"
@@ -145,23 +147,29 @@ def interval(found: Reading) -> Interval:
     return wilson(found.follows, found.questions)
 
 
-def measure(settings: Settings, family: Family, model: Policy, params: Any) -> Reading | None:
-    """Reads the questions of a run; None if its family or its context has none that fit."""
-    engineer = settings.engineer
-    try:
-        asked = questions(
-            family, family.texts, engineer.spec, RULE, engineer.reading_questions, "plain"
+def measure(settings: Settings, family: Family, model: Policy, params: Any) -> dict[str, Reading]:
+    """Reads the questions of a run by each of `RULES`, those left out by which none fit."""
+    engineer, score, found = settings.engineer, scorer(model, params), {}
+    for rule in RULES:
+        count = engineer.reading_questions
+        asked = questions(family, family.texts, engineer.spec, rule, count, "plain")
+        with contextlib.suppress(UserError):
+            found[rule] = reading.read(asked, score)
+    return found
+
+
+def remark(found: Mapping[str, Reading]) -> str:
+    """A line on the readings in a run, with what to use instead of a model that does not read.
+
+    Args:
+      found: by rule; at least one.
+    """
+    parts = []
+    for rule, one in found.items():
+        low, high = interval(one)
+        parts.append(
+            f"as by {rule} in {one.follows} of {one.questions} (95 %: {low:.0%} to {high:.0%})"
         )
-        return reading.read(asked, scorer(model, params))
-    except UserError:
-        return None
-
-
-def remark(found: Reading) -> str:
-    """A line on a reading in a run, with what to use instead of a model that does not read."""
-    low, high = interval(found)
-    line = (
-        f"designs follow the evidence in {found.follows} of {found.questions} made-up contexts "
-        f"(95 %: {low:.0%} to {high:.0%}; without reading 50 %)"
-    )
-    return line if low > CHANCE else f"{line}; at chance: {INSTEAD}"
+    line = f"designs follow made-up evidence {', '.join(parts)}; without reading 50 %"
+    reads = any(interval(one).low > CHANCE for one in found.values())
+    return line if reads else f"{line}. It may not read: {INSTEAD}"

@@ -64,8 +64,8 @@ class Round:
       design: the design of the next round: the fields of `design.json`, with `config` parsed, and
         `measures`, `context` and `answers`, each empty or None if unknown.
       engineer_steps: steps of training as engineer, if any.
-      reading: whether its checkpoint, which designs the next round, reads its evidence, if that
-        was measured.
+      reading: by rule, whether its checkpoint, which designs the next round, reads its evidence, if
+        that was measured.
     """
 
     index: int
@@ -76,7 +76,7 @@ class Round:
     test: Validation | None
     design: Mapping[str, Any] | None
     engineer_steps: tuple[Mapping[str, Any], ...]
-    reading: Reading | None
+    reading: Mapping[str, Reading] | None
 
     @property
     def number(self) -> int:
@@ -107,7 +107,7 @@ class Run:
     branch: Mapping[str, Any] | None
     initial: Validation | None
     initial_test: Validation | None
-    initial_reading: Reading | None
+    initial_reading: Mapping[str, Reading] | None
     rounds: tuple[Round, ...]
 
     @property
@@ -123,8 +123,8 @@ class Run:
         return [(number, found) for number, found in numbered if found is not None]
 
     @property
-    def readings(self) -> list[tuple[int, Reading]]:
-        """(number of the round before, reading) of all that were measured; 0 is before training."""
+    def readings(self) -> list[tuple[int, Mapping[str, Reading]]]:
+        """(number of the round before, readings by rule) of all measured; 0 is before training."""
         numbered = [
             (0, self.initial_reading),
             *((each.number, each.reading) for each in self.rounds),
@@ -246,8 +246,13 @@ def _design(folder: Path) -> Mapping[str, Any] | None:
     return read_json(folder / "design.json", parse)
 
 
-def _reading(folder: Path) -> Reading | None:
-    return read_json(folder / files.READING, lambda found: Reading(**found))
+def _reading(folder: Path) -> Mapping[str, Reading] | None:
+    return read_json(folder / files.READING, readings)
+
+
+def readings(found: Mapping[str, Any]) -> dict[str, Reading]:
+    """The content of a `reading.json`: readings by the rule that makes their designs."""
+    return {rule: Reading(**one) for rule, one in found.items()}
 
 
 def _text(path: Path) -> str:

@@ -205,8 +205,9 @@ class EngineerSettings:
       top_p: nucleus of sampling; 1 is off.
       top_k: candidates of sampling; 0 is off.
       shuffle_evidence: a control: the designer sees each row's outcomes under another row's name.
-      reading_questions: pairs of made-up contexts by which a run measures, before it relies on a
-        model as designer, whether that reads its evidence (docs/engineer.md); 0 is off.
+      reading_questions: pairs of made-up contexts, for each of two rules, by which a run measures
+        whether a model reads its evidence before it relies on it as designer (docs/engineer.md); 0
+        is off.
       endpoint: the server of "endpoint".
       training: training of the current checkpoint as engineer.
     """

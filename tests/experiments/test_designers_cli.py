@@ -142,8 +142,9 @@ def test_the_second_design_comes_after_lessons_from_the_first(runs):
 def test_a_checkpoint_is_asked_whether_it_reads_before_each_design(runs):
     run = runs / "current"
     found = [read(run, folder, "reading.json") for folder in ("initial", "rounds/0", "rounds/1")]
-    assert [each["questions"] for each in found] == [4, 4, 4]
-    assert len({each["margin"] for each in found}) == 3  # Each of a checkpoint of its own.
+    for rule in ("target", "mastery"):
+        assert [each[rule]["questions"] for each in found] == [4, 4, 4]
+        assert len({each[rule]["margin"] for each in found}) == 3  # Of three checkpoints.
     assert not (run / "rounds" / "2" / "reading.json").exists()
     lines = re.findall(r"<li>(.*): designs follow", (run / "report.html").read_text())
     assert lines == ["Before training", "After round 1", "After round 2"]

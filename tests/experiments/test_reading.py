@@ -62,6 +62,18 @@ def test_the_verdict_follows_the_intervals():
     assert "95% (91% to 97%)" in list(command.table(found(190, 110, 190)))[1]
 
 
+def test_a_run_remarks_on_a_model_that_may_not_read():
+    def found(*follows):
+        each = [Reading(24, 0.5, count, 0.1) for count in follows]
+        return dict(zip(reading.RULES, each, strict=True))
+
+    assert reading.remark(found(13, 21)) == (
+        "designs follow made-up evidence as by target in 13 of 24 (95 %: 35% to 72%), as by "
+        "mastery in 21 of 24 (95 %: 69% to 96%); without reading 50 %"
+    )
+    assert "It may not read: use a rule (--config" in reading.remark(found(13, 16))
+
+
 def test_what_is_wrong_is_one_line():
     settings = from_config({"model": {"path": "tiny"}, "family": "words:sums_1"})
     with pytest.raises(UserError, match="--rule=learnability: only 0 of 20 made-up"):

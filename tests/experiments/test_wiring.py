@@ -207,7 +207,7 @@ def test_the_weights_that_design_are_asked_whether_they_read(designing_loop, mon
 
     def measure(settings, family, model, params):
         asked.append(params)
-        return Reading(24, 0.5, 12, 0.0)
+        return {"target": Reading(24, 0.5, 12, 0.0)}
 
     def design_round(*_):
         raise InterruptedError

@@ -21,6 +21,7 @@ def tiny_base() -> ml_collections.ConfigDict:
     config.checkpoint.keep = 1
     # The model's own answers are often no configuration; under the grammar every answer is one.
     config.engineer.decoding = "grammar"
+    config.engineer.reading_questions = 0  # No table of a study has readings.
     return config
 
 
