@@ -4,7 +4,7 @@ They divide the training set over the rows. All but `success_targeting` leave th
 the current configuration alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -40,8 +40,7 @@ def learnability_proportional(record: RunRecord, space: ConfigurationSpace, seed
     and Improving Regret Approximations for Curriculum Discovery), for rows in place of levels.
     """
     rates = record.valid_rates(space.rows).values()
-    weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
-    return divided(record, space, weights, "learnability")
+    return divided(record, space, _learnable(rates), "learnability")
 
 
 def learnability_once(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
@@ -51,8 +50,11 @@ def learnability_once(record: RunRecord, space: ConfigurationSpace, seed: int) -
     """
     before = record.initial or record.history[0].breakdown
     rates = before.valid_rates(space.rows).values()
-    weights = [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
-    return divided(record, space, weights, "learnability_once")
+    return divided(record, space, _learnable(rates), "learnability_once")
+
+
+def _learnable(rates: Iterable[float]) -> list[float]:
+    return [p * (1.0 - p) + LEARNABILITY_FLOOR for p in rates]
 
 
 def success_targeting(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:

@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct on the publication's own task, lakes of 3 x 3 and 4 x 4, on two CPU cores.
 
-It solves none of them untaught, so a warm start comes first, by the same file:
+Untaught it solved none of six lakes, so a warm start comes first, by the same file:
 
     python -m experiments.warm_start --config=smollm2_lakes --model=smollm2 --designs_by=mastery \\
         --rows=8 --steps=130 --design_every=13 --solutions=1300 --designs=160 \\
@@ -31,7 +31,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.lakes.reward.short_length = 96
     config.lakes.reward.long_length = 128
     config.training.micro_batch_rows = 1
-    config.training.completions_per_row = 8
     config.training.length_multiple = 128
 
     config.engineer.context = "V1"
