@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from engineer import context, designers
+from engineer import context, designers, grammar
 from engineer.proposal import render_config
 from engineer.reading import Reading
 from engineer.record import RoundRecord, RunRecord
@@ -225,6 +225,24 @@ def test_the_weights_that_design_are_asked_whether_they_read(designing_loop, mon
         with pytest.raises(InterruptedError):
             designing_loop(designer=designer, kept_rounds=kept)._design(0, at)
         assert asked == expected
+
+
+def test_only_one_of_the_grammars_decodes_fractions_that_sum_to_one(monkeypatch):
+    asked = []
+
+    def build(*_, exact_fractions, **__):
+        asked.append(exact_fractions)
+        raise InterruptedError
+
+    monkeypatch.setattr(grammar, "build", build)
+    monkeypatch.setattr(designing, "_budget", lambda *_: None)
+    monkeypatch.setattr(designing.tokens, "stop_token_ids", lambda _: ())
+    model = types.SimpleNamespace(tokenizer=types.SimpleNamespace(encode=None))
+    for decoding in ("grammar", "grammar_rescaled"):
+        settings = from_config({"engineer": {"decoding": decoding}})
+        with pytest.raises(InterruptedError):
+            designing.design_completer(settings, family, model)
+    assert asked == [True, False]
 
 
 def test_a_greedy_model_is_asked_once():
