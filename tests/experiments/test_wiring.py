@@ -237,7 +237,7 @@ def test_only_one_of_the_grammars_decodes_fractions_that_sum_to_one(monkeypatch)
     monkeypatch.setattr(grammar, "build", build)
     monkeypatch.setattr(designing, "_budget", lambda *_: None)
     monkeypatch.setattr(designing.tokens, "stop_token_ids", lambda _: ())
-    model = types.SimpleNamespace(tokenizer=types.SimpleNamespace(encode=None))
+    model = types.SimpleNamespace(tokenizer=types.SimpleNamespace(encode=str))
     for decoding in ("grammar", "grammar_rescaled"):
         settings = from_config({"engineer": {"decoding": decoding}})
         with pytest.raises(InterruptedError):
