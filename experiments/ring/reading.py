@@ -168,8 +168,9 @@ def remark(found: Mapping[str, Reading]) -> str:
     for rule, one in found.items():
         low, high = interval(one)
         parts.append(
-            f"as by {rule} in {one.follows} of {one.questions} (95 %: {low:.0%} to {high:.0%})"
+            f"in {one.follows} of {one.questions} cases by the rule {rule} "
+            f"(95 %: {low:.0%} to {high:.0%})"
         )
-    line = f"designs follow made-up evidence {', '.join(parts)}; without reading 50 %"
+    line = f"designs follow made-up evidence {', '.join(parts)}; 50 % is chance"
     reads = any(interval(one).low > CHANCE for one in found.values())
-    return line if reads else f"{line}. It may not read: {INSTEAD}"
+    return line if reads else f"{line}. It may not read: ask more with mapf-reading, or {INSTEAD}"

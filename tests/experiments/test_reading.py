@@ -68,10 +68,12 @@ def test_a_run_remarks_on_a_model_that_may_not_read():
         return dict(zip(reading.RULES, each, strict=True))
 
     assert reading.remark(found(13, 21)) == (
-        "designs follow made-up evidence as by target in 13 of 24 (95 %: 35% to 72%), as by "
-        "mastery in 21 of 24 (95 %: 69% to 96%); without reading 50 %"
+        "designs follow made-up evidence in 13 of 24 cases by the rule target (95 %: 35% to 72%), "
+        "in 21 of 24 cases by the rule mastery (95 %: 69% to 96%); 50 % is chance"
     )
-    assert "It may not read: use a rule (--config" in reading.remark(found(13, 16))
+    assert "It may not read: ask more with mapf-reading, or use a rule (--config" in reading.remark(
+        found(13, 16)
+    )
 
 
 def test_what_is_wrong_is_one_line():
