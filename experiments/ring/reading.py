@@ -173,4 +173,6 @@ def remark(found: Mapping[str, Reading]) -> str:
         )
     line = f"designs follow made-up evidence {', '.join(parts)}; 50 % is chance"
     reads = any(interval(one).low > CHANCE for one in found.values())
-    return line if reads else f"{line}. It may not read: ask more with mapf-reading, or {INSTEAD}"
+    if reads:
+        return line
+    return f"{line}. It may not read: ask more with experiments.reading, or {INSTEAD}"
