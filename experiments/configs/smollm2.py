@@ -13,6 +13,7 @@ def get_config() -> ml_collections.ConfigDict:
     """Three rounds of 16 steps and two designs, which the model writes itself."""
     config = settings.default_config()
     config.model.path = "smollm2"
+    config.model.remat = "dots"  # On CPUs as fast as "none", in a gigabyte less.
     config.family = "words:sums"
     config.environment.num_instances = 128
 

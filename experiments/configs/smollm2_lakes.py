@@ -16,7 +16,6 @@ from experiments.configs import smollm2
 def get_config() -> ml_collections.ConfigDict:
     """Three rounds of 8 steps and two designs, which the model writes itself."""
     config = smollm2.get_config()
-    config.model.remat = "dots"  # A row of supervised steps has 1,200 tokens.
     config.family = "lakes"
     config.lakes.sizes = (3, 4)
     config.environment.num_instances = 32

@@ -26,7 +26,7 @@ from experiments.ring.hindsight import Hindsight
 from experiments.ring.metrics import check_packages, of_design, of_validation, open_writers
 from experiments.ring.problem_sets import ProblemSets
 from experiments.ring.validation import Written, validate, validation_completers, write_validation
-from experiments.run import branching, policy
+from experiments.run import branching, policy, process
 from experiments.run.checkpoint import Position, RunCheckpoints
 from experiments.run.reading import readings
 from experiments.run.status import Reporter, describe, memory_advice, plan, round_title, truncation
@@ -224,13 +224,15 @@ class Loop:
                 self._checkpoints.after_step(position, last, leave)
                 if leave:
                     break
+        process.return_freed_memory()
 
     @contextlib.contextmanager
     def _timed(self, phase: str, steps: int) -> Iterator[None]:
-        """Logs the seconds of a phase that follows `steps` steps in all."""
+        """Logs the seconds of a phase after `steps` steps in all; returns its memory afterwards."""
         name = f"{metrics.MACHINE}{phase}_seconds"
         with metrics.timed(self._since_step, name):
             yield
+        process.return_freed_memory()
         self._write_metrics(steps, {name: self._since_step[name]})
 
     def _processor_seconds(self) -> float:

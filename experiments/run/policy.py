@@ -20,10 +20,6 @@ from learner.sampling.sampler import SamplingParams
 from learner.training import lora
 from learner.training.grpo_config import GRPOConfig
 
-# Bytes of parameters above which large buffers are not kept; those of the embedded models have some
-# 5 MB, those of SmolLM2-135M 538.
-_LARGE = 2**28
-
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
@@ -94,8 +90,7 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
 def load_params(settings: Settings, policy: Policy) -> Any:
     """Loads the initial parameters of a run onto the mesh."""
     params = weights.load(settings.model.folder, policy.config, policy.mesh)
-    if sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _LARGE:
-        process.return_large_buffers()
+    process.return_freed_memory()  # Tensors are read and cast one by one.
     return params
 
 
