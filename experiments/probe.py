@@ -229,6 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--model", required=True, help="as --config.model.path: a folder, file, or name")
     add("--families", required=True, help="as --config.family, separated by commas")
+    add("--instruction", help="as --config.reasoning_gym.instruction: how to answer its questions")
     add("--problems", type=int, default=12, help="problems of each row (%(default)s)")
     add("--samples", type=int, default=8, help="sampled completions of each (%(default)s)")
     add("--max_new_tokens", type=int, default=32, help="budget of each (%(default)s)")
@@ -271,8 +272,10 @@ def _probe_all(arguments: argparse.Namespace) -> None:
 
 def _settings(arguments: argparse.Namespace, family: str) -> Settings:
     """The options of a run with the probe's model and one of its families."""
+    asked = arguments.instruction
     return settings_lib.from_config(
         {
+            "reasoning_gym": {} if asked is None else {"instruction": asked},
             "model": {"path": arguments.model, "dtype": arguments.dtype},
             "family": family,
             "training": {"sampling_rows": 64},

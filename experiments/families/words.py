@@ -262,13 +262,19 @@ class Words(Family):
         return self._kind(problem).answer(*problem["operands"])
 
 
-def read_number(text: str) -> float | None:
-    """The last number of a text, with or without commas for thousands; None if there is none."""
+def last_number(text: str) -> str | None:
+    """The last number of a text, without commas for thousands; None if there is none."""
     numbers = _NUMBER.findall(text)
-    return float(numbers[-1].replace(",", "")) if numbers else None
+    return numbers[-1].replace(",", "") if numbers else None
 
 
-def read_word(text: str, asked: str) -> str | None:
+def read_number(text: str) -> float | None:
+    """The value of `last_number`."""
+    number = last_number(text)
+    return None if number is None else float(number)
+
+
+def read_word(text: str, asked: str = "") -> str | None:
     """The last quoted word of a text besides the one that was asked about, else its last word.
 
     Case does not matter. None if there is no word.

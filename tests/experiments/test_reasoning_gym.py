@@ -131,6 +131,34 @@ def test_a_solution_has_the_totals_of_a_sum_before_its_answer():
     assert other.solutions(problems)[0] == f"<answer>{problems[0]['answer']}</answer>"
 
 
+@pytest.mark.parametrize(
+    ("name", "said", "strict", "lenient"),
+    [
+        ("chain_sum", "{}", True, True),
+        ("chain_sum", "12 + 30 = {}", False, True),
+        ("chain_sum", "The sum of 12 and 30 is {}. I hope this helps!", False, True),
+        ("chain_sum", "It is {}, or maybe 1234567.", False, False),
+        ("chain_sum", "<answer>{}</answer> 5", True, True),
+        ("spell_backward", 'It is "{}".', False, True),
+        ("spell_backward", "{}, as asked", False, False),
+        ("number_sorting", "{}", True, True),  # A list: neither a number nor a word.
+        ("number_sorting", "It is {}.", False, False),
+    ],
+)
+def test_an_instruction_without_tags_has_a_lenient_reader(name, said, strict, lenient):
+    for instruction, right in (
+        ("Answer with the result only.", lenient),
+        ("Put it between <answer> and </answer>.", strict),
+        ("", strict),
+    ):
+        family = ReasoningGym(ReasoningGymOptions(levels=1, instruction=instruction), name)
+        problems = family.generate(jax.random.key(0), family.validation, 3, ()).problems
+        texts = [said.format(problem["answer"]) for problem in problems]
+        found = [not record["failed"] for record in scores(family, problems, texts).records]
+        assert found == [right] * 3
+        assert scores(family, problems, family.solutions(problems)).rewards.min() == 1
+
+
 def test_what_the_others_reach_is_chosen():
     family = ReasoningGym(ReasoningGymOptions(), "chain_sum")
     assert family.space.label == "num_terms"

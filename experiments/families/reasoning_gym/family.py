@@ -24,6 +24,7 @@ from experiments.families.family import (
     last_answer,
 )
 from experiments.families.sandbox import OutOfTimeError, Sandbox, SandboxError
+from experiments.families.words import last_number, read_word
 from learner import checks
 from learner.devices import distributed
 
@@ -46,7 +47,9 @@ class ReasoningGymOptions:
       levels: number of levels of each attribute, from the easiest; 0 is all.
       other_levels: the same for the attributes besides the main one; 0 is as in `levels`. With 1
         they stay at their easiest, and only the fraction of each level can be chosen.
-      instruction: text after a question. The answer is that of `families.last_answer`.
+      instruction: text after a question. The answer is that of `families.last_answer`. If the
+        instruction asks for another form than `<answer>` tags, an answer without them is read
+        leniently: where that of the data set is a number or a word, the last one counts.
     """
 
     levels: int = 0
@@ -169,6 +172,7 @@ class ReasoningGym(Family):
         single = len(chosen) == 1
         ladders = [_Ladder(name, options, choose=single) for name in chosen]
         self.options = options
+        self._in_tags = not options.instruction or "<answer>" in options.instruction
         self._others = ladders[0].others
         self._rows: dict[str, tuple[_Ladder, int]] = {}
         for ladder in ladders:
@@ -210,7 +214,9 @@ class ReasoningGym(Family):
         return self.generated(distributed.on_first(make), config, count)
 
     def solutions(self, problems: Sequence[Problem]) -> Sequence[str]:
-        """The answers of the data sets, for sums preceded by the intermediate totals."""
+        """The answers of the data sets; in tags, those of sums follow the intermediate totals."""
+        if not self._in_tags:
+            return [problem["answer"] for problem in problems]
         return [f"{_totals(problem)}<answer>{problem['answer']}</answer>" for problem in problems]
 
     def _problems(
@@ -247,9 +253,21 @@ class ReasoningGym(Family):
 
     def verify(self, problem: Problem, text: str) -> Record:
         """Scores the answer by the rule of its data set; the score is the reward."""
-        arguments = *problem["source"], problem["question"], last_answer(text)
+        arguments = *problem["source"], problem["question"], self._read(problem, text)
         score = sandbox().call("score", *arguments, seconds=self.verify_seconds)
         return {"failed": [] if score >= RIGHT else ["right"], "reward": score}
+
+    def _read(self, problem: Problem, text: str) -> str:
+        """What is scored of a completion: see `ReasoningGymOptions.instruction`."""
+        said, answer = last_answer(text), problem["answer"]
+        if self._in_tags or said != text.strip():
+            return said
+        if last_number(answer) == answer:
+            return last_number(said) or said
+        if read_word(answer) == answer.lower():  # Otherwise it has more than one word.
+            word = read_word(said) or said
+            return answer if word == answer.lower() else word
+        return said
 
     def failure(self, check: str) -> str:
         """A failed check in words."""
