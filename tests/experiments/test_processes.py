@@ -189,7 +189,20 @@ def one_process(start, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_processes_asked_to_leave_and_killed(start, one_process, tmp_path):
+def test_processes_asked_to_leave_and_killed_and_others_that_go_on(start, one_process, tmp_path):
+    """Two that leave, four of which one is killed, two of which the first is, and then one."""
+
+    def killed(run, index):
+        run.processes[index].kill()
+        began = time.monotonic()
+        codes = run.finish(60)
+        assert time.monotonic() - began < 60
+        assert codes.pop(index) == -signal.SIGKILL
+        assert set(codes) <= {69, -signal.SIGABRT}
+        for other in set(range(len(run.logs))) - {index}:
+            text = run.text(other)
+            assert "another process is gone" in text or "another task died" in text
+
     run = start(tmp_path, 2)
     run.wait_for(lambda: len(lines(tmp_path, 0)) >= 3)
     run.processes[1].send_signal(signal.SIGTERM)
@@ -199,41 +212,20 @@ def test_two_processes_asked_to_leave_and_killed(start, one_process, tmp_path):
     assert (tmp_path / "checkpoints" / str(steps)).is_dir()
     assert "the same command goes on" in run.text(0)
 
-    # Twice as many go on from there. Process 0 has the coordination service, which jax notices to
-    # be gone by itself.
-    run = start(tmp_path, 4)
-    run.wait_for(lambda: len(lines(tmp_path, 0)) + len(lines(tmp_path, 1)) > steps)
-    run.processes[0].kill()
-    began = time.monotonic()
-    assert set(run.finish(60)[1:]) <= {69, -signal.SIGABRT}
-    assert time.monotonic() - began < 60
-    for index in range(1, 4):
-        text = run.text(index)
-        assert "another process is gone" in text or "another task died" in text
-
-    run = start(tmp_path, 2)
-    assert run.finish() == [0, 0], run.text(0)[-3000:]
-    assert "resuming after step" in run.text(0)
-    assert "before training" not in run.text(1), "only the first process tells of the run"
-    assert_same_history(tmp_path, one_process)
-
-
-@pytest.mark.slow
-def test_four_processes_one_killed_and_restarted_as_another_number(start, one_process, tmp_path):
     run = start(tmp_path, 4)
     # Saving goes on behind the steps: the log may be ahead of the last complete checkpoint.
-    run.wait_for(lambda: last_saved(tmp_path) > STEPS)
-    run.processes[2].kill()
-    began = time.monotonic()
-    codes = run.finish(60)
-    assert time.monotonic() - began < 60
-    assert codes[2] == -signal.SIGKILL
-    assert {codes[index] for index in (0, 1, 3)} <= {69, -signal.SIGABRT}
+    run.wait_for(lambda: last_saved(tmp_path) > max(steps, STEPS))
+    killed(run, 2)
     assert "another process is gone" in run.text(0)
+
+    # Process 0 has the coordination service, which jax notices to be gone by itself.
+    run = start(tmp_path, 2)
+    run.wait_for(lambda: "resuming after step" in run.text(0))
+    assert "before training" not in run.text(1), "only the first process tells of the run"
+    killed(run, 0)
 
     run = start(tmp_path, 1)
     assert run.finish() == [0], run.text(0)[-3000:]
-    assert "resuming after step" in run.text(0)
     assert "of round 2" in run.text(0)
     assert_same_history(tmp_path, one_process)
 
