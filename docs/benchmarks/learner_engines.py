@@ -1,4 +1,4 @@
-"""The engines that `sampler.py` and `trainer.py` compare."""
+"""The engines that `sampler.py`, `trainer.py` and `pretrained.py` compare."""
 
 import json
 import pathlib
@@ -18,7 +18,8 @@ def _loaded(task: Task) -> tuple[Any, Any, Any]:
     from learner.devices import sharding
 
     jax.config.update("jax_num_cpu_devices", task["devices"])
-    config = DecoderConfig.from_folder(task["folder"], scan_unroll=task["scan_unroll"])
+    options = {"scan_unroll": task["scan_unroll"], "remat": task.get("remat", "none")}
+    config = DecoderConfig.from_folder(task["folder"], **options)
     mesh = sharding.make_mesh(data=task["devices"])
     return config, mesh, weights.load(task["folder"], config, mesh)
 
@@ -45,9 +46,9 @@ def own_sampler(task: Task) -> Measurements:
 def transformers(task: Task) -> Measurements:
     """`generate` of transformers on torch, greedy."""
     import torch
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model = Qwen3ForCausalLM.from_pretrained(task["folder"], dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(task["folder"], dtype=torch.float32).eval()
     prompts, new = torch.tensor(task["prompts"]), task["new_tokens"]
     options = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new}
     options |= {"eos_token_id": None, "pad_token_id": 0}
@@ -110,6 +111,58 @@ def tunix(task: Task) -> Measurements:
         return {"tokens": sum(map(len, ids)), "ids": ids}
 
     return timed(work)
+
+
+def own_update(task: Task) -> Measurements:
+    """Updates of this project's `SFTTrainer`, all rows in one micro-batch."""
+    from experiments.run import process
+    from learner.training import sft, train_state
+    from learner.training.train_state import OptimizerConfig
+
+    process.keep_freed_memory()
+    config, mesh, params = _loaded(task)
+    optimizer = OptimizerConfig(learning_rate=1e-6, weight_decay=0.01, moment_dtype="float32")
+    examples = [sft.Example(*map(tuple, pair)) for pair in task["examples"]]
+    options = sft.SFTConfig(
+        batch_rows=len(examples),
+        micro_batch_rows=len(examples),
+        max_completion_tokens=max(len(each.completion) for each in examples),
+        optimizer=optimizer,
+    )
+    trainer = sft.SFTTrainer(options, config, mesh, 0)
+    state = train_state.create_train_state(params, config, optimizer, mesh)
+    for step in range(task["steps"]):
+        begin = time.perf_counter()
+        state, metrics = trainer.step(state, examples, step)
+        if step > 1:  # The first one compiles, the second one's buffers are new.
+            yield {
+                "seconds": time.perf_counter() - begin,
+                "tokens": sum(len(one) for each in examples for one in each),
+                "loss": metrics["loss"],
+            }
+
+
+def torch_update(task: Task) -> Measurements:
+    """The same updates in plain PyTorch, with logits of the completions only."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(task["folder"], dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01)
+    prompts, completions = map(torch.tensor, zip(*task["examples"], strict=True))
+    ids = torch.cat([prompts, completions], dim=1)
+    for step in range(task["steps"]):
+        begin = time.perf_counter()
+        hidden = model.model(ids).last_hidden_state[:, prompts.shape[1] - 1 : -1]
+        logits = model.lm_head(hidden).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, completions.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        value = loss.item()
+        if step > 1:
+            yield {"seconds": time.perf_counter() - begin, "tokens": ids.numel(), "loss": value}
 
 
 def reward(text: str) -> float:

@@ -7,17 +7,20 @@ import sys
 import time
 import venv
 
+import jax
 import numpy as np
 import pytest
 
 import compiled
 import generator
 import peers
+import pretrained
 import runner
 import sampler
 import simulator
 import trainer
 from experiments import measurements
+from learner.decoder import model, weights
 from learner.plan import programs
 from runner import Case, Outcome
 
@@ -203,6 +206,20 @@ def test_tables_of_the_trainer_on_a_cpu():
     assert trl["this project is faster by"] == pytest.approx(
         own["completion tokens/s, best"] / trl["completion tokens/s, best"]
     )
+
+
+@pytest.mark.slow
+def test_tables_of_a_pretrained_model_on_a_cpu(tmp_path):
+    weights.save(tmp_path, model.init_params(jax.random.key(0), TINY), TINY)
+    update, sampling = pretrained.tables(
+        str(tmp_path), rounds=1, steps=4, rows=2, prompt_tokens=8, new_tokens=8, slots=4
+    )
+    own, torch = rows(update)
+    assert own["tokens/s, best"] > 0
+    assert torch["this project is faster by"] > 0
+    # The lowest of two updates that were counted: the same steps on the same tokens.
+    assert own["loss"] == pytest.approx(torch["loss"], rel=1e-5)
+    assert [row["same tokens"] for row in rows(sampling)] == [1, 1]
 
 
 def test_a_comparison_is_with_the_first_engine():

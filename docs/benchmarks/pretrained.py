@@ -1,0 +1,90 @@
+"""Speed of a pretrained model, SmolLM2-135M, beside transformers and plain PyTorch.
+
+    python docs/benchmarks/pretrained.py [--quick] [--out=docs/benchmarks]
+
+Tokens a second of updates and of sampling on the CPU, at equal weights, tokens and precision
+(float32). `taskset -c 0` before the command measures one core.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import runner
+from experiments.measurements import Table
+from learner.decoder import hub
+from learner.decoder.config import DecoderConfig
+from runner import Case, compare
+
+
+def tables(
+    model: str = "smollm2",
+    rounds: int = 5,
+    steps: int = 6,
+    rows: int = 8,
+    prompt_tokens: int = 32,
+    new_tokens: int = 96,
+    slots: int = 32,
+) -> Iterator[Table]:
+    """Yields a table of updates and one of sampling.
+
+    Args:
+      model: as `config.model.path`.
+      rounds: processes of each engine, in turns.
+      steps: updates in each; the first two are not counted.
+      rows: of an update.
+      prompt_tokens, new_tokens: lengths of each prompt and completion, of random tokens.
+      slots: prompts that are sampled at once.
+    """
+    folder = str(hub.model_folder(model))
+    size = DecoderConfig.from_folder(folder).vocab_size
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, size, (max(rows, slots), prompt_tokens + new_tokens)).tolist()
+    pairs = [(row[:prompt_tokens], row[prompt_tokens:]) for row in ids]
+    same = {"folder": folder, "devices": 1, "scan_unroll": 1}
+    update = same | {"examples": pairs[:rows], "steps": steps}
+    outcomes = compare(
+        {
+            "this project": Case("learner_engines:own_update", update | {"remat": "dots"}),
+            "PyTorch": Case("learner_engines:torch_update", update),
+        },
+        rounds,
+    )
+    yield runner.comparison(
+        f"An update: {rows} rows of {prompt_tokens} + {new_tokens} tokens",
+        outcomes,
+        "tokens/s",
+        f"{rounds} processes of each in turns, {steps - 2} updates each, and the best of them. "
+        "Supervised loss of the completions, AdamW with moments in float32, clipped gradients; "
+        "`remat=dots` here, as in `--config=smollm2`. Losses are the lowest of all updates.",
+    )
+    sampling = same | {"prompts": [p for p, _ in pairs[:slots]], "new_tokens": new_tokens}
+    outcomes = compare(
+        {
+            "this project": Case("learner_engines:own_sampler", sampling),
+            "transformers": Case("learner_engines:transformers", sampling),
+        },
+        rounds,
+    )
+    own: np.ndarray | None = None
+    for measurement in (m for outcome in outcomes.values() for m in outcome.measurements):
+        found = np.array(measurement.pop("ids"))
+        own = found if own is None else own
+        measurement["same tokens"] = float((found == own).mean()) if len(found) else 0.0
+    yield runner.comparison(
+        f"Sampling: {slots} prompts of {prompt_tokens} tokens, {new_tokens} new ones each",
+        outcomes,
+        "tokens/s",
+        f"{rounds} processes of each in turns, and the best of them. Whole calls, greedy.",
+    )
+
+
+if __name__ == "__main__":
+    quick: dict[str, Any] = {"rounds": 1, "steps": 3, "rows": 2, "slots": 4, "new_tokens": 16}
+    runner.run(
+        "pretrained",
+        __doc__,
+        lambda options: tables(**(quick if options.quick else {})),
+        on_cpu=True,
+    )
