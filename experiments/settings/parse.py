@@ -19,8 +19,10 @@ from learner import checks
 
 T = TypeVar("T")
 
-# The last revisions with options that are gone since: those with other names now, and all others.
-_RENAMED_AFTER, _GONE_AFTER = "6917175", "9349dbd"
+# The last revisions with options that are gone since, oldest first: with those that are not in
+# `RENAMED`, with those that are, and with the latest of these.
+_GONE_AFTER, _RENAMED_AFTER = "9349dbd", "6917175"
+_LATER = {"engineer.exact_fractions": "046b148", "training.curriculum.staleness": "9130018"}
 
 #: Options that are gone, with their groups, and what does the same.
 RENAMED = {
@@ -35,6 +37,7 @@ RENAMED = {
     "engineer.endpoint.budget_field": "nothing: both fields are tried",
     "training.thinking": "training.thinking_tokens above 0",
     "training.objective.constant_length": "training.max_new_tokens",
+    "training.curriculum.staleness": "nothing: it is 0.3, as it was by default",
     **RENAMED_OF_FAMILIES,
     "checkpoint.keep_best": "nothing: rewards of rounds on different sets do not compare",
 }
@@ -78,9 +81,13 @@ def check_known(folder: Path, config: Mapping[str, Any]) -> None:
     """
     known = set(_paths(Settings, ""))
     gone = [path for path in _leaves(config) if path not in known]
-    # A run with options of both kinds is of the older revision.
-    for path in sorted(gone, key=lambda path: _renamed(path) is not None):
-        revision = _RENAMED_AFTER if _renamed(path) else _GONE_AFTER
+
+    def age(path: str) -> int:
+        return [*_LATER].index(path) + 2 if path in _LATER else int(_renamed(path) is not None)
+
+    # A run with several is of the oldest of their revisions.
+    for path in sorted(gone, key=age)[:1]:
+        revision = (_GONE_AFTER, _RENAMED_AFTER, *_LATER.values())[age(path)]
         raise UserError(
             f"{folder}: the run there has options that are gone, such as {path}; finish it with "
             f"revision {revision}"

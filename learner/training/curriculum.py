@@ -22,6 +22,10 @@ Method = Literal["uniform", "learnability", "replay"]
 # Folded into the key of a run on a task; the trainer uses 1 to 3, `prompt_indices` 0.
 _REPLAY = 4
 
+STALENESS = 0.3
+"""Part of the probability of a replayed prompt that grows with the steps since it was answered, rho
+of arXiv 2010.03934; this value is that of github.com/facebookresearch/dcd on mazes."""
+
 
 @dataclasses.dataclass(frozen=True)
 class CurriculumConfig:
@@ -39,20 +43,17 @@ class CurriculumConfig:
         [0, 1]; rounded to whole prompts. This and all that follow are for "replay".
       temperature: b in the weights rank^(-1/b) of that draw, where the highest variance has
         rank 1; above 0.
-      staleness: part of that draw's probability, in [0, 1], that is instead proportional to the
-        steps since the prompt was last answered.
     """
 
     method: Method = "uniform"
     candidates: int = 2
     replay_fraction: float = 0.5
     temperature: float = 0.3
-    staleness: float = 0.3
 
     def __post_init__(self) -> None:
         checks.choices(self, method=get_args(Method))
         checks.integers(self, candidates=2)
-        checks.fractions(self, "replay_fraction", "staleness")
+        checks.fractions(self, "replay_fraction")
         checks.positive(self, "temperature")
 
 
@@ -100,8 +101,8 @@ def replay_probabilities(config: CurriculumConfig, known: PromptScores, step: in
     weights[order] = np.arange(1.0, len(answered) + 1) ** (-1 / config.temperature)
     stale = step - known.steps[answered]
     result = np.zeros(len(known.steps))
-    result[answered] = (1 - config.staleness) * weights / weights.sum()
-    result[answered] += config.staleness * stale / stale.sum()
+    result[answered] = (1 - STALENESS) * weights / weights.sum()
+    result[answered] += STALENESS * stale / stale.sum()
     return result
 
 

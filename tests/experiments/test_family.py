@@ -1,6 +1,7 @@
 """The whole loop on a family from a file outside the packages."""
 
 import dataclasses
+import functools
 import html
 import json
 import re
@@ -454,16 +455,24 @@ def test_a_run_of_an_older_revision_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="started by a version whose options had other names"):
         store.claim(from_config({}))
     options = from_config({}).to_dict()
-    options["engineer"]["training"]["trial_steps"] = 4
-    (tmp_path / "config.json").write_text(json.dumps(options))
-    for option, revision in (("training.trial_steps", "9349dbd"), ("show_current", "6917175")):
-        gone = rf"are gone, such as engineer\.{option}; finish it with revision {revision}"
-        for read in (lambda: store.claim(from_config({})), lambda: of_run(tmp_path)):
-            with pytest.raises(UserError, match=gone):
-                read()
-        options["engineer"]["training"].pop("trial_steps", None)
-        options["engineer"]["show_current"] = False
+    # A run with all of them is of the oldest of these revisions.
+    gone = {
+        "engineer.training.trial_steps": "9349dbd",
+        "engineer.show_current": "6917175",
+        "engineer.exact_fractions": "046b148",
+        "training.curriculum.staleness": "9130018",
+    }
+    for path in gone:
+        *groups, name = path.split(".")
+        functools.reduce(dict.__getitem__, groups, options)[name] = 0
+    for path, revision in gone.items():
         (tmp_path / "config.json").write_text(json.dumps(options))
+        told = rf"are gone, such as {re.escape(path)}; finish it with revision {revision}"
+        for read in (lambda: store.claim(from_config({})), lambda: of_run(tmp_path)):
+            with pytest.raises(UserError, match=told):
+                read()
+        *groups, name = path.split(".")
+        del functools.reduce(dict.__getitem__, groups, options)[name]
 
 
 def test_problem_task_without_rewards():

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.decoder import model
+from learner.training import curriculum as curricula
 from learner.training.checkpoints import Checkpoints
 from learner.training.curriculum import (
+    STALENESS,
     CurriculumConfig,
     PromptScores,
     replay_indices,
@@ -52,11 +54,11 @@ def known_prompts(draw):
     return PromptScores(np.array(scores), np.array(steps))
 
 
-@given(known_prompts(), st.floats(0.05, 5), st.floats(0, 1))
-def test_probabilities_are_those_of_prioritized_level_replay(known, beta, rho):
-    config = dataclasses.replace(REPLAY, temperature=beta, staleness=rho)
+@given(known_prompts(), st.floats(0.05, 5))
+def test_probabilities_are_those_of_prioritized_level_replay(known, beta):
+    config = dataclasses.replace(REPLAY, temperature=beta)
     found = replay_probabilities(config, known, 10)
-    expected = plain_probabilities(beta, rho, known.scores.tolist(), known.steps.tolist(), 10)
+    expected = plain_probabilities(beta, STALENESS, known.scores.tolist(), known.steps.tolist(), 10)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300)
     if (known.steps >= 0).any():
         assert found.sum() == pytest.approx(1)
@@ -99,9 +101,10 @@ def test_draws_follow_the_probabilities():
     np.testing.assert_allclose(found, left, atol=4 * 0.5 / len(drawn) ** 0.5)
 
 
-def test_probabilities_too_small_for_a_float_are_replayed_all_the_same():
+def test_probabilities_too_small_for_a_float_are_replayed_all_the_same(monkeypatch):
+    monkeypatch.setattr(curricula, "STALENESS", 0.0)
     known = PromptScores(np.arange(6.0), np.array([0, 0, 0, 0, -1, -1]))
-    config = CurriculumConfig("replay", replay_fraction=1.0, temperature=1e-4, staleness=0.0)
+    config = CurriculumConfig("replay", replay_fraction=1.0, temperature=1e-4)
     chosen = replay_indices(config, jax.random.key(0), 1, 4, known)
     assert chosen[0] == 3
     assert set(chosen) == {0, 1, 2, 3}
@@ -181,7 +184,7 @@ def test_the_most_learnable_candidates_are_trained_on(tiny_model, one_device, by
 
 
 def test_replay_goes_on_from_a_checkpoint(tiny_model, one_device, byte_tokenizer, tmp_path):
-    curriculum = CurriculumConfig("replay", temperature=0.1, staleness=0.1)
+    curriculum = CurriculumConfig("replay", temperature=0.1)
     key, task = jax.random.key(7), Ladder()
     trainer, state = start(curriculum, tiny_model, one_device, byte_tokenizer)
     whole = []
@@ -216,7 +219,6 @@ def test_replay_goes_on_from_a_checkpoint(tiny_model, one_device, byte_tokenizer
         ("candidates", 1),
         ("replay_fraction", 1.5),
         ("temperature", 0.0),
-        ("staleness", -0.1),
     ],
 )
 def test_bad_config_is_named(field, value):
