@@ -338,12 +338,15 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     state, curve = _train(
         trainer, state, lessons, order_key, out, reporter, partial(outcome, greedy)
     )
+    process.return_freed_memory()
     found = outcome(sampled, state)  # As a run validates it.
     temperature = settings.validation.temperature
     reporter.line(f"sampled at temperature {temperature:g}: {solved(found)}")
     last = {"temperature": temperature, **outcome_metrics(found)}
     params = lora.merge(trainer.policy_params(state))
+    del state, trained
     policy.save(out, params, None)
+    process.return_freed_memory()
     by: demonstrations.By = "rule" if _DESIGNS_BY.value == "random" else _DESIGNS_BY.value
     designing = examine_designs(settings, family, policy, params, _SEED.value, by)
     errors = {name: designing[f"{name}_error"] for name in family.space.names}
