@@ -79,6 +79,7 @@ def load_policy(settings: Settings, mesh_settings: MeshSettings | None = None) -
         dtype=model.dtype,
         # The base of adapters is frozen, and multiplied in that dtype anyway.
         param_dtype=model.dtype if settings.training.lora.rank else "float32",
+        cache_dtype=model.cache_dtype,
         remat=model.remat,
         scan_unroll=model.scan_unroll,
     )

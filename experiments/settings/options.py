@@ -10,7 +10,7 @@ from engineer.endpoint import Server
 from experiments.families.loading import FamilySettings
 from learner import checks
 from learner.decoder import hub
-from learner.decoder.config import DTYPES, REMAT
+from learner.decoder.config import CACHE_DTYPES, DTYPES, REMAT
 from learner.training.trainer import GRPOConfig
 
 #: The default of the embedded models, in folders of `experiments/models`.
@@ -35,6 +35,8 @@ class ModelSettings:
       dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations, matrix
         products and the base of adapters. Trained parameters are always float32: 16 bits would lose
         small updates.
+      cache_dtype: of the KV cache: "" is `dtype`, "float8_e4m3fn" half the memory of 16 bits.
+        Sampling then differs from training: see `training.objective.importance_correction`.
       remat: rematerialization, what every block saves for the backward pass: "none" (everything is
         saved), "dots", "outputs", "full" or "offload"; see `DecoderConfig`.
       scan_unroll: blocks in each iteration of the scan over layers.
@@ -42,11 +44,12 @@ class ModelSettings:
 
     path: str = TINY_MODEL
     dtype: str = "float32"
+    cache_dtype: str = ""
     remat: str = "none"
     scan_unroll: int = 1
 
     def __post_init__(self) -> None:
-        checks.choices(self, dtype=DTYPES, remat=REMAT)
+        checks.choices(self, dtype=DTYPES, cache_dtype=CACHE_DTYPES, remat=REMAT)
         checks.integers(self, scan_unroll=1)
         if not (hub.is_fetched(self.path) or (self.folder / "config.json").is_file()):
             raise ValueError(

@@ -360,6 +360,14 @@ _KERNELS: dict[str, Callable[..., Array]] = {
 }
 
 
+def stored(x: Array, dtype: Any) -> Array:
+    """Keys or values as a cache of this dtype holds them: 8 bits end at 448, and NaN comes next."""
+    if jnp.dtype(dtype).itemsize == 1:
+        most = float(jnp.finfo(dtype).max)
+        x = jnp.clip(x, -most, most)
+    return x.astype(dtype)
+
+
 def over_mesh(
     function: Callable[..., Any],
     axes: Sequence[str],

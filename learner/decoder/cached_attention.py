@@ -12,7 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from learner.decoder.attention import LANES, MASKED, Choice, choose, over_mesh, problem
+from learner.decoder.attention import (
+    LANES,
+    MASKED,
+    Choice,
+    choose,
+    over_mesh,
+    problem,
+    stored,
+)
 from learner.decoder.config import DecoderConfig
 from learner.decoder.rotary import normalize, rotate, whole_heads
 
@@ -40,7 +48,11 @@ def choose_decoding(config: DecoderConfig) -> Choice:
     rng = np.random.default_rng(0)
     new = [(P, G, heads * h) for heads in (H, K, K)]
     caches = [(P, n, K, *shape) for n in (C, G) for shape in ((h, S), (S, h))]
-    args = [rng.normal(size=x).astype(jnp.dtype(config.dtype)) for x in (*new, *caches)]
+    dtypes = [config.dtype] * len(new) + [config.kv_dtype] * len(caches)
+    args = [
+        rng.normal(size=shape).astype(jnp.dtype(dtype))
+        for shape, dtype in zip((*new, *caches), dtypes, strict=True)
+    ]
     angles = [np.float32(rng.uniform(size=(P, G, 1, h // 2))) for _ in range(2)]
     rows = [np.array([x], np.int32) for x in ((S - 1, 1), (0, 1), (0, S // 2))]
     pages: Any = np.array([[[0], [1]]], np.int32)  # One for each sample, as the reference has them.
@@ -92,6 +104,8 @@ def cached_attention(
         pages: i32[P, G, n], the pages of each sample's own tokens, in their order, for kernels.
             Two samples may share a page only if neither's result matters.
         implementation: `choose_decoding(config).name`; kernels need S to be a multiple of `LANES`.
+
+    The caches may have another dtype than `q`, in which their numbers are multiplied.
 
     Returns:
         Keys and values with the token in them, and [P, G, H * h] in the dtype of `q`. Scores and
@@ -154,22 +168,22 @@ def _attend_reference(
         x = _of_parents(x, parents)
         return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
 
-    scores = _product(queries, prompt_keys) * h**-0.5
+    scores = _product(queries, prompt_keys.astype(q.dtype)) * h**-0.5
     there = jnp.arange(prompt_keys.shape[-1]) < lengths[..., None]
     scores = jnp.where(there[:, :, None, None], scores, MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = _product(weights.astype(prompt_values.dtype), prompt_values)
+    out = _product(weights.astype(q.dtype), prompt_values.astype(q.dtype))
     out, top, total = (by_sample(x) for x in (out, top, total))
 
     keys, values = _append(keys, k, counts, axis=-1), _append(values, v, counts, axis=-2)
     there = jnp.arange(keys.shape[-1]) <= counts[..., None, None, None]
-    scores = jnp.where(there, _product(q, keys) * h**-0.5, MASKED)
+    scores = jnp.where(there, _product(q, keys.astype(q.dtype)) * h**-0.5, MASKED)
     highest = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
     weights, shrink = jnp.exp(scores - highest), jnp.exp(top - highest)
     total = shrink * total + jnp.sum(weights, axis=-1, keepdims=True)
-    out = shrink * out + _product(weights.astype(values.dtype), values)
+    out = shrink * out + _product(weights.astype(q.dtype), values.astype(q.dtype))
     return keys, values, (out / total).astype(q.dtype)
 
 
@@ -188,4 +202,4 @@ def _append(cache: Array, new: Array, counts: Array, axis: int) -> Array:
     places = cache.at[rows, columns, :, :, counts]
     if axis == -2:
         places = cache.at[rows, columns, :, counts]
-    return places.set(new, mode="promise_in_bounds")
+    return places.set(stored(new, cache.dtype), mode="promise_in_bounds")

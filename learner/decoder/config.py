@@ -9,6 +9,7 @@ from typing import Any, Self
 from learner import checks
 
 DTYPES = ("float32", "bfloat16", "float16")
+CACHE_DTYPES = ("", "float8_e4m3fn")
 
 #: What the backward pass keeps of a block; the rest is computed again. See `DecoderConfig.remat`.
 REMAT = ("none", "dots", "outputs", "full", "offload")
@@ -66,7 +67,7 @@ _MOST = {
     "head_dim": 1 << 12,
     "max_position_embeddings": 1 << 30,
 }
-_COMPUTE = ("dtype", "param_dtype", "remat", "scan_unroll", "attention")
+_COMPUTE = ("dtype", "param_dtype", "cache_dtype", "remat", "scan_unroll", "attention")
 _POSITIVE = (*_SIZES, "head_dim", "max_position_embeddings", "scan_unroll")
 
 # The published dense models (Qwen3 technical report, arXiv 2505.09388, table 1), by name, as in
@@ -172,6 +173,8 @@ class DecoderConfig:
         dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations and matrix
             products. Norms, softmax and log-probabilities are float32 always.
         param_dtype: of the stored parameters; one of the same.
+        cache_dtype: of the KV cache: "" is `dtype`; "float8_e4m3fn" takes half the memory of 16
+            bits, and its three bits of mantissa make sampling differ from training.
         remat: what is kept of every block for the backward pass, from the most memory to the
             least: "none" all of it (nothing is computed twice); "dots" the outputs of the seven
             projections; "outputs" those of attention and feed-forward layer; "full" only its
@@ -201,6 +204,7 @@ class DecoderConfig:
 
     dtype: str = "float32"
     param_dtype: str = "float32"
+    cache_dtype: str = ""
     remat: str = "none"
     scan_unroll: int = 1
     attention: str = "auto"
@@ -223,6 +227,7 @@ class DecoderConfig:
             for one in value if several else () if value is None else (value,):
                 checks.integers(types.SimpleNamespace(**{name: one}), **{name: 0})
         checks.choices(self, dtype=DTYPES, param_dtype=DTYPES, remat=REMAT, attention=ATTENTION)
+        checks.choices(self, cache_dtype=CACHE_DTYPES)
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim}: allowed are even numbers")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -235,6 +240,11 @@ class DecoderConfig:
     def architecture(self) -> Architecture:
         """What its `model_type` says."""
         return ARCHITECTURES[self.model_type]
+
+    @property
+    def kv_dtype(self) -> str:
+        """Of the KV cache."""
+        return self.cache_dtype or self.dtype
 
     @property
     def residual_dtype(self) -> str:

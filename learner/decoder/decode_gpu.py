@@ -15,7 +15,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from learner.decoder.attention import MASKED
+from learner.decoder.attention import MASKED, stored
 
 # With three stages this is 72 KiB of shared memory at a head_dim of 128: an L4 has 99.
 _BLOCK = 64
@@ -153,11 +153,10 @@ def _over_blocks(
 
     def step(number: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         before = number * block + jnp.arange(block) < count
-        scores = jnp.where(before[None], plgpu.dot(rows, keys(number)), MASKED)
+        scores = jnp.where(before[None], plgpu.dot(rows, keys(number).astype(rows.dtype)), MASKED)
 
         def weighted(weights: Array) -> Array:
-            these = values(number)
-            return plgpu.dot(weights.astype(these.dtype), these)
+            return plgpu.dot(weights.astype(rows.dtype), values(number).astype(rows.dtype))
 
         return _more(carry, scores, weighted)
 
@@ -216,7 +215,8 @@ def _kernel(
     Rows beyond its queries, of the next slot or padding, only fill up the products.
     """
     here = pl.ds(pl.program_id(0) % samples * queries, rows)
-    count, row, new_k, new_v = counts[...], q[here, :], k[...], v[...]
+    count, row = counts[...], q[here, :]
+    new_k, new_v = (stored(x[...], new_keys.dtype) for x in (k, v))
     products = row.astype(jnp.float32) * new_k.astype(jnp.float32)[None]
     parent = parents[...]
     carry = _more(

@@ -15,7 +15,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from learner.decoder.attention import LANES, MASKED
+from learner.decoder.attention import LANES, MASKED, stored
 
 # Most tokens and bytes of a block of keys; the kernel holds eight such blocks. A step has some 350
 # bundles (540 with two heads) that do not depend on its block, so small blocks leave the memory
@@ -24,8 +24,8 @@ _BLOCK_TOKENS = 2048
 _BLOCK_BYTES = 1 << 20
 # Most samples of a prompt that the kernel holds at once.
 _SAMPLES = 16
-# Tokens of a tile of values, the least that can be written.
-_ROWS = 16
+# Bytes of a column of a tile: the least of values that can be written, 16 tokens of 16 bits.
+_TILE_BYTES = 32
 # Rows of a vector register.
 _SUBLANES = 8
 
@@ -74,6 +74,7 @@ def append_and_attend(
     together = next(n for n in range(min(G, _SAMPLES), 0, -1) if G % n == 0)
     parts = P * G // together
     rows = -(-(R + 2) // _SUBLANES) * _SUBLANES
+    tile = _tile_tokens(keys.dtype)
 
     def flat(x: Array) -> Array:
         return x.reshape(-1, *x.shape[2:])
@@ -82,7 +83,7 @@ def append_and_attend(
         return x.reshape(parts, together, -1)
 
     blocks = keys.shape[0] * keys.shape[1] * S // own
-    steps, table = _work(lengths, counts, pages, together, Sizes(S, own, T, shared), blocks)
+    steps, table = _work(lengths, counts, pages, together, Sizes(S, own, T, shared, tile), blocks)
     cores, most = table.shape[1:]
 
     def of_part(width: int) -> pl.BlockSpec:
@@ -123,7 +124,7 @@ def append_and_attend(
         ],
         out_specs=[
             of_keys(LANES, "new_page", "new_keys"),
-            of_values(_ROWS, "new_page", "new_values"),
+            of_values(tile, "new_page", "new_values"),
             of_part(K * R * h),
         ],
         scratch_shapes=[
@@ -156,12 +157,13 @@ def append_and_attend(
 
 
 class Sizes(NamedTuple):
-    """Tokens of a page and of its blocks, and of a prompt's capacity and of its blocks."""
+    """Tokens of a page and of its blocks, of a prompt's capacity and of its blocks, of a tile."""
 
     page: int
     block: int
     prompt: int
     prompt_block: int
+    tile: int
 
 
 #: What the grid's steps do: bits of the column "does" of the table of work.
@@ -250,7 +252,7 @@ def _work(
         **dict(zip(("page", "page_block"), within(own, sizes.block), strict=True)),
         "new_page": new_page,
         "new_keys": new_keys,
-        "new_values": within(count // _ROWS, _ROWS)[1],
+        "new_values": within(count // sizes.tile, sizes.tile)[1],
     }
     table = jnp.stack([columns[name] for name in _COLUMNS]).astype(jnp.int32)
     return jnp.max(ends[:, -1]), table
@@ -259,6 +261,11 @@ def _work(
 def _entry(table: Any, name: str, core: Any, step: Any, cores: int, most: int) -> Any:
     """A cell of the flat table."""
     return table[(_COLUMNS.index(name) * cores + core) * most + step]
+
+
+def _tile_tokens(dtype: Any) -> int:
+    """The least tokens of values that can be written: 16 of 16 bits, 32 of 8."""
+    return _TILE_BYTES // jnp.dtype(dtype).itemsize
 
 
 def block_tokens(capacity: int, token_bytes: int) -> int:
@@ -344,7 +351,8 @@ def _kernel(
         return x[0, :, number * h : (number + 1) * h].astype(jnp.float32)
 
     def attend(at: Any, keys: Array, values: Array, there: Array) -> None:
-        scores = jnp.dot(states[at].astype(keys.dtype), keys, preferred_element_type=jnp.float32)
+        keys, values = keys.astype(q.dtype), values.astype(q.dtype)
+        scores = jnp.dot(states[at].astype(q.dtype), keys, preferred_element_type=jnp.float32)
         scores = jnp.where(there, scores, MASKED)
         before = top[at]
         after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
@@ -363,7 +371,8 @@ def _kernel(
         for head in range(K):
             queries = [normed(head_of(q, head * R + r), norms[:1]) for r in range(R)]
             queries = [(x * h**-0.5).astype(q.dtype).astype(jnp.float32) for x in queries]
-            own_rows = (*queries, normed(head_of(k, head), norms[1:]), head_of(v, head))
+            newest = (normed(head_of(k, head), norms[1:]), head_of(v, head))
+            own_rows = (*queries, *(stored(x, new_keys.dtype).astype(jnp.float32) for x in newest))
             for row, x in enumerate(own_rows):
                 states[every(head, row)] = x
 
@@ -401,8 +410,10 @@ def _kernel(
             start = jnp.minimum(within // size, block // size - 1) * size
             return pl.ds(pl.multiple_of(start, size), size)
 
+        held = functools.partial(stored, dtype=new_keys.dtype)
         lane = jax.lax.broadcasted_iota(jnp.int32, (h, LANES), 1)
-        place = jax.lax.broadcasted_iota(jnp.int32, (_ROWS, h), 0)
+        size = new_values.shape[2]
+        place = jax.lax.broadcasted_iota(jnp.int32, (size, h), 0)
         for head in range(K):
             at = own(head)
             state = states[at]
@@ -414,13 +425,19 @@ def _kernel(
             out[at] = (shrink * out[at] + weight * value) / sums
             # A column for every lane: a row for every sublane, transposed.
             column = jnp.broadcast_to(key, (LANES, h)).T
-            new_keys[0, head] = jnp.where(
-                lane == count % LANES, column.astype(new_keys.dtype), keys[0, head, :, tile(LANES)]
+            new_keys[0, head] = held(
+                jnp.where(
+                    lane == count % LANES,
+                    column.astype(q.dtype),
+                    keys[0, head, :, tile(LANES)].astype(q.dtype),
+                )
             )
-            new_values[0, head] = jnp.where(
-                place == count % _ROWS,
-                jnp.broadcast_to(value, (_ROWS, h)).astype(new_values.dtype),
-                values[0, head, tile(_ROWS)],
+            new_values[0, head] = held(
+                jnp.where(
+                    place == count % size,
+                    jnp.broadcast_to(value, (size, h)).astype(q.dtype),
+                    values[0, head, tile(size)].astype(q.dtype),
+                )
             )
 
     @pl.when(does & _ENDS != 0)

@@ -28,7 +28,7 @@ import numpy as np
 from learner import checks
 from learner.decoder import attention, hub
 from learner.decoder.cached_attention import choose_decoding
-from learner.decoder.config import DTYPES, NAMES, REMAT, DecoderConfig, published
+from learner.decoder.config import CACHE_DTYPES, DTYPES, NAMES, REMAT, DecoderConfig, published
 from learner.devices import draws, sharding
 from learner.plan import layout as layout_lib
 from learner.plan import programs as programs_lib
@@ -65,8 +65,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--dtype",
         choices=DTYPES,
-        help="dtype of activations, decoding and cache; by default the chip's",
+        help="dtype of activations and decoding; by default the chip's",
     )
+    add("--cache_dtype", choices=CACHE_DTYPES, default="", help="of the KV cache, if not that")
     add("--remat", choices=REMAT, default="full", help="what is kept for the backward pass")
     add("--json", type=Path, help="file for the layouts, and for the programs that were measured")
     for field in dataclasses.fields(Work):
@@ -210,7 +211,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         for name in options.config.split(","):
             for target in chosen:
-                config = _model(name, dtype=options.dtype or target.chip.half, remat=options.remat)
+                dtype = options.dtype or target.chip.half
+                compute = {"dtype": dtype, "cache_dtype": options.cache_dtype}
+                config = _model(name, remat=options.remat, **compute)
                 config = programs_lib.for_target(config, target, work.lora_rank)
                 layout, programs = layout_lib.plan(config, target, work, given)
                 if target.at_hand and layout_lib.fits(programs, target):
@@ -223,6 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row = {
                     "config": name,
                     "dtype": config.dtype,
+                    "cache_dtype": config.kv_dtype,
                     **summary(config, target, work, layout, programs),
                 }
                 print(table(row, programs), flush=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from learner.decoder import model
@@ -126,7 +127,7 @@ def layouts(config: DecoderConfig, target: Target, work: Work) -> list[Layout]:
     paged = choose_decoding(config).name != "reference"
     fraction, caches = (work.cache_fraction, 1.0) if paged else (1.0, 1.5)
     cache = fraction * work.max_new_tokens + work.prompt_length / work.group_size
-    cache *= itemsize * per_token
+    cache *= jnp.dtype(config.kv_dtype).itemsize * per_token
     row = 4 * itemsize * config.num_hidden_layers * config.hidden_size
     row *= work.prompt_length + work.max_new_tokens * work.completions_per_row
     found: list[tuple[float, Layout]] = []

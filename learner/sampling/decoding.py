@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from learner.decoder.attention import choose, self_attention
+from learner.decoder.attention import choose, self_attention, stored
 from learner.decoder.cached_attention import cached_attention, choose_decoding
 from learner.decoder.config import DecoderConfig
 from learner.decoder.model import Block, Params, RMSNorm, embed, merged
@@ -70,7 +70,7 @@ def empty_cache(config: DecoderConfig, slots: tuple[int, int], capacity: int) ->
 
     def layers(*shape: int) -> tuple[Array, ...]:
         shape = (*slots, config.num_key_value_heads, *shape)
-        return tuple(jnp.zeros(shape, config.dtype) for _ in range(config.num_hidden_layers))
+        return tuple(jnp.zeros(shape, config.kv_dtype) for _ in range(config.num_hidden_layers))
 
     return Cache(layers(config.head_dim, capacity), layers(capacity, config.head_dim))
 
@@ -107,8 +107,9 @@ def prefill(
     for i, layer in enumerate(params["layers"]):
 
         def attend(q: Array, k: Array, v: Array, i: int = i) -> Array:
-            keys[i] = keys[i].at[*at, :, :, :t].set(k.transpose(0, 2, 3, 1), mode="drop")
-            values[i] = values[i].at[*at, :, :t].set(v.transpose(0, 2, 1, 3), mode="drop")
+            of_cache = [stored(x, config.kv_dtype) for x in (k, v)]
+            keys[i] = keys[i].at[*at, :, :, :t].set(of_cache[0].transpose(0, 2, 3, 1), mode="drop")
+            values[i] = values[i].at[*at, :, :t].set(of_cache[1].transpose(0, 2, 1, 3), mode="drop")
             return self_attention(q, k, v, implementation)
 
         x = nn.with_logical_constraint(x, ("batch", "length", "activation"))

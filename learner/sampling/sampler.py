@@ -115,7 +115,8 @@ class Sampler:
     a call after an update samples from the updated parameters.
 
     Args:
-        config: of the model; `config.dtype` is the dtype of decoding and of the cache.
+        config: of the model; `config.dtype` is the dtype of decoding, `config.kv_dtype` that of
+            the cache.
         mesh: where the parameters live; rows are split over its `data` and `fsdp` axes.
         sampling: how to choose tokens, and when to end.
         pad_id: fills prompts and ended completions.
@@ -534,7 +535,7 @@ class Sampler:
             from learner.decoder import decode_tpu  # Imports Pallas for its platform.
 
             heads = config.num_key_value_heads // self._local_mesh.shape["tensor"]
-            token_bytes = heads * config.head_dim * jnp.dtype(config.dtype).itemsize
+            token_bytes = heads * config.head_dim * jnp.dtype(config.kv_dtype).itemsize
             size = decode_tpu.page_tokens(longest, token_bytes)
         else:
             size = min(_PAGE, -(-longest // LANES) * LANES)

@@ -372,12 +372,14 @@ def test_the_command_refuses_by_name(capsys):
 
 
 @pytest.mark.aot
-def test_a_small_model_compiles_for_tpus():
+@pytest.mark.parametrize("of_cache", ["", "float8_e4m3fn"])
+def test_a_small_model_compiles_for_tpus(of_cache):
     """All programs for four chips: they fit, decoding is in place, and kernels have schedules."""
     pytest.importorskip("libtpu")
     targets.use_compilers()
     target, work = Target.parse("v5e-4"), Work(max_new_tokens=1100)
-    config = programs.for_target(dataclasses.replace(SMALL, dtype="bfloat16"), target)
+    config = dataclasses.replace(SMALL, dtype="bfloat16", cache_dtype=of_cache)
+    config = programs.for_target(config, target)
     one, made = layout.plan(config, target, work, Layout(1, 4, 1, 1, 8))
     row = {"config": "small", **command.summary(config, target, work, one, made)}
     assert "fits. Predicted:" in command.table(row, made)
@@ -390,4 +392,5 @@ def test_a_small_model_compiles_for_tpus():
     assert segment.mixed < segment.seconds
     # The cache is written in place: no second copy of it among the temporaries.
     assert segment.temporaries < 0.5 * segment.reused
-    assert segment.bytes_moved < 3 * segment.bytes_ideal
+    # What is not the cache weighs more where that is half as large.
+    assert segment.bytes_moved < (4 if of_cache else 3) * segment.bytes_ideal
