@@ -20,12 +20,12 @@ from engineer.analysis import SATURATED
 from engineer.evidence import MANY_TRUNCATED
 from experiments import name_of
 from experiments import settings as settings_lib
-from experiments.families import Family, NoProblemError, Problem, Record
+from experiments.families import Family, Problem, Record
 from experiments.ring.outcomes import one_of_each_kind
 from experiments.ring.validation import complete_all, validation_completers, validation_set
 from experiments.run import policy, process
 from experiments.settings import Settings
-from experiments.text.errors import ended_in_one_line, memory_errors, user_errors
+from experiments.text.errors import UserError, ended_in_one_line, memory_errors, user_errors
 from learner.chat import Completion
 from learner.decoder.config import DTYPES
 from learner.sampling.completer import Completer
@@ -240,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     less = (
         "the model and its cache need it; --dtype=bfloat16 and a smaller --max_new_tokens need less"
     )
-    with ended_in_one_line(NoProblemError), memory_errors(less):
+    with ended_in_one_line(), memory_errors(less):
         _probe_all(arguments)
 
 
@@ -257,7 +257,12 @@ def _probe_all(arguments: argparse.Namespace) -> None:
     for each, family in zip(settings, families, strict=True):
         count = arguments.problems * len(family.space.rows)
         validation = dataclasses.replace(each.validation, num_instances=count)
-        found = probe(dataclasses.replace(each, validation=validation), family, completers, params)
+        try:
+            chosen = dataclasses.replace(each, validation=validation)
+            found = probe(chosen, family, completers, params)
+        except UserError as error:  # The other families are probed all the same.
+            print(f"\n{each.family}: {error}")
+            continue
         print(
             f"\n{each.family}: {len(found.problems)} problems, {arguments.samples} completions of "
             f"each at temperature {arguments.temperature:g}, up to {arguments.max_new_tokens} "

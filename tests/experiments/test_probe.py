@@ -97,9 +97,11 @@ def test_a_family_is_probed_with_both_ways_of_sampling():
 def test_a_model_can_begin_on_its_own_family_and_not_on_another(capsys):
     own = "experiments/families/template.py:family"
     arguments = ["--problems=3", "--samples=4", "--max_new_tokens=12"]
-    probe.main(["--model=sums", f"--families={own},words:sums_1", *arguments])
-    first, sums, words = capsys.readouterr().out.split("\n\n")
+    names = f"reasoning_gym:spell_backward,{own},words:sums_1"
+    probe.main(["--model=sums", f"--families={names}", *arguments])
+    first, none, sums, words = capsys.readouterr().out.split("\n\n")
     assert "parameters" in first
+    assert "no problem of word_len 11 could be made" in none  # The others are probed all the same.
     assert sums.startswith(f"{own}: 18 problems, 4 completions of each")
     assert "training can begin with length" in sums
     assert "no row has a signal" in words
