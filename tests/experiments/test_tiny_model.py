@@ -75,6 +75,7 @@ def test_texts_survive_the_tokenizer(settings, model):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_it_plans_as_well_as_the_card_says_and_has_room_to_learn(settings, model):
     policy, params = model
     family = Lakes(settings.lakes)

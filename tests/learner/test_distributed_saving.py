@@ -1,5 +1,6 @@
 """Two processes save together; the disk of one of them is full."""
 
+import pytest
 from several_processes import two_processes
 
 LINES = """
@@ -44,6 +45,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_one_process_stops_both(tmp_path):
     folder = tmp_path / "checkpoints"
     codes, texts = two_processes(LINES, folder)

@@ -303,6 +303,7 @@ def test_operations_of_an_update_are_those_of_its_products(tiny_model):
     assert 0.8 * counted < ours / 3 < counted
 
 
+@pytest.mark.slow
 def test_the_command_measures_on_the_devices_at_hand(tmp_path, monkeypatch, capsys, tiny_model):
     """All programs run, on a CPU without predictions and limits, on two of its devices."""
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:2])

@@ -18,6 +18,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_python_blocks_run(tmp_path, monkeypatch, capsys):
     pytest.importorskip("PIL")
     pytest.importorskip("gymnasium")

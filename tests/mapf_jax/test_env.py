@@ -172,6 +172,7 @@ def test_check_env(name, observation):
     check_env(env, random_lake(5, 3, holes=5), num_steps=32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "num_agents"), [(2, 1), (15, 16)])
 def test_check_env_of_other_shapes(size, num_agents):
     env = make("MapfFrozenLakeBlock-v0", num_agents=num_agents, size=size, max_steps=300)
