@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 #: Operations between devices.
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
 # `bf16[8,128]{1,0:T(8,128)(2,1)S(1)}`: dtype, dimensions, and the memory if it is not the main one.
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 
@@ -36,11 +35,10 @@ class Shape:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        bits = _BITS.get(self.dtype)
-        if bits is None:
-            digits = re.match(r"[a-z]+(\d+)", self.dtype)
-            bits = int(digits[1]) if digits else 8
-        return math.prod(self.dims) * bits // 8
+        if self.dtype in ("token", "opaque"):
+            return 0
+        bits = re.match(r"[a-z]+(\d+)", self.dtype)
+        return math.prod(self.dims) * (int(bits[1]) if bits else 8) // 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
