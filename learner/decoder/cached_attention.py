@@ -164,9 +164,11 @@ def _attend_reference(
 
     queries = q.transpose(0, 2, 1, 3, 4).reshape(P, 1, K, G * R, h)
 
-    def by_sample(x: Array) -> Array:  # [P, C, K, G * R, n] -> [P, G, K, R, n]
-        x = _of_parents(x, parents)
-        return x.reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
+    def by_sample(x: Array) -> Array:  # [P, C, K, G * R, n] -> [P, G, K, R, n], its own prompt's.
+        if x.shape[1] > 1:
+            own = jnp.repeat(parents, R, axis=1)[:, None, None, :, None]
+            x = jnp.take_along_axis(x, own, axis=1)
+        return x[:, 0].reshape(P, K, G, R, -1).transpose(0, 2, 1, 3, 4)
 
     scores = _product(queries, prompt_keys.astype(q.dtype)) * h**-0.5
     there = jnp.arange(prompt_keys.shape[-1]) < lengths[..., None]
@@ -185,14 +187,6 @@ def _attend_reference(
     total = shrink * total + jnp.sum(weights, axis=-1, keepdims=True)
     out = shrink * out + _product(weights.astype(q.dtype), values.astype(q.dtype))
     return keys, values, (out / total).astype(q.dtype)
-
-
-def _of_parents(x: Array, parents: Array) -> Array:
-    """For each sample, what was computed for its own prompt: [P, C, K, G * R, n] to [P, K, ...]."""
-    if x.shape[1] == 1:
-        return x[:, 0]
-    queries = jnp.repeat(parents, x.shape[3] // parents.shape[1], axis=1)
-    return jnp.take_along_axis(x, queries[:, None, None, :, None], axis=1)[:, 0]
 
 
 def _append(cache: Array, new: Array, counts: Array, axis: int) -> Array:

@@ -46,16 +46,6 @@ ARCHITECTURES = {
     "mistral": Architecture("MistralForCausalLM"),
 }
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
-# What config.json must state; rope_theta has two places there.
-_REQUIRED = (*_SIZES, "head_dim", "rope_theta")
 # More than any decoder has: beyond, shapes alone take all memory.
 _MOST = {
     "vocab_size": 1 << 24,
@@ -67,8 +57,9 @@ _MOST = {
     "head_dim": 1 << 12,
     "max_position_embeddings": 1 << 30,
 }
+# What config.json must state; rope_theta has two places there.
+_REQUIRED = (*(name for name in _MOST if name != "max_position_embeddings"), "rope_theta")
 _COMPUTE = ("dtype", "param_dtype", "cache_dtype", "remat", "scan_unroll", "attention")
-_POSITIVE = (*_SIZES, "head_dim", "max_position_embeddings", "scan_unroll")
 
 # The published dense models (Qwen3 technical report, arXiv 2505.09388, table 1), by name, as in
 # `Qwen/<name>/config.json` on the Hugging Face hub.
@@ -211,7 +202,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         checks.choices(self, model_type=tuple(ARCHITECTURES))
-        checks.integers(self, **dict.fromkeys(_POSITIVE, 1))
+        checks.integers(self, **dict.fromkeys((*_MOST, "scan_unroll"), 1))
         for name, most in _MOST.items():
             if getattr(self, name) > most:
                 value = checks.shortened(getattr(self, name))

@@ -127,7 +127,7 @@ class Attention(nn.Module):
         o_proj = Projection(c, (H * h, D), ("heads", "embed"), name="o_proj")
 
         def norm(name: str) -> Callable[..., Array]:
-            return RMSNorm(c, "head_dim", name=name) if c.architecture.qk_norm else _unchanged
+            return RMSNorm(c, "head_dim", name=name) if c.architecture.qk_norm else lambda x: x
 
         q_norm, k_norm = norm("q_norm"), norm("k_norm")
         flat, lead = x.reshape(-1, D), x.shape[:-1]
@@ -177,11 +177,6 @@ class MLP(nn.Module):
             hidden = nn.silu(gate) * up
         narrow = (c.intermediate_size, c.hidden_size), ("mlp", "embed")
         return Projection(c, *narrow, name="down_proj")(hidden).reshape(x.shape)
-
-
-def _unchanged(x: Array) -> Array:
-    """What an architecture without norms of queries and keys does in their place."""
-    return x
 
 
 def on_tpu(config: DecoderConfig) -> bool:

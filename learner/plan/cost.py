@@ -61,16 +61,16 @@ def cost(
     module = Module.parse(text)
     schedules = _schedules(module) if chip.clock else {}
     nbytes, cycles, seconds, attention = 0.0, 0, 0.0, 0.0
-    for computation, instruction, times in module.visits(unknown_iterations):
+    for instruction, times in module.visits(unknown_iterations):
         if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
             continue
-        moved = _moved(module, computation, instruction)
+        moved = _moved(instruction)
         nbytes += times * moved
         if chip.clock and _is_kernel(instruction):
-            found = schedules.get(_signature(computation, instruction))
+            found = schedules.get(_signature(instruction))
             if found is None:
                 return Cost(nbytes, None, None, None)
-            dims = [computation.instructions[x].shapes[0].dims for x in instruction.operands]
+            dims = [operand.shapes[0].dims for operand in instruction.operands]
             kernel = schedule.call(instruction.name, dims, found, caches)
             least = moved if kernel.nbytes is None else kernel.nbytes
             nbytes += times * (least - moved)
@@ -93,23 +93,23 @@ def _is_kernel(instruction: Instruction) -> bool:
     return '"tpu_custom_call"' in instruction.attributes
 
 
-def _signature(computation: Computation, instruction: Instruction) -> tuple[Any, ...]:
+def _signature(instruction: Instruction) -> tuple[Any, ...]:
     """What kernels have in common that are compiled once, under the name of one of them."""
-    operands = tuple(computation.instructions[name].shapes for name in instruction.operands)
+    operands = tuple(operand.shapes for operand in instruction.operands)
     return instruction.name.partition(".")[0], operands, instruction.shapes
 
 
 def _schedules(module: Module) -> dict[tuple[Any, ...], schedule.Schedule]:
     """The schedules of the kernels of a program by their signatures."""
     return {
-        _signature(computation, instruction): found
-        for computation in module.computations.values()
-        for instruction in computation.instructions.values()
+        _signature(instruction): found
+        for computation in module.computations
+        for instruction in computation.instructions
         if _is_kernel(instruction) and (found := schedule.find(instruction.name))
     }
 
 
-def _moved(module: Module, computation: Computation, instruction: Instruction) -> int:
+def _moved(instruction: Instruction) -> int:
     """Bytes that an instruction reads from and writes to the device's memory."""
     stated = re.search(r'"bytes_accessed":"?(\d+)', instruction.attributes)
     if instruction.opcode == "custom-call":
@@ -117,81 +117,64 @@ def _moved(module: Module, computation: Computation, instruction: Instruction) -
             return 0
         if stated:
             return int(stated[1])
-    operands = [computation.instructions[name] for name in instruction.operands]
     if instruction.opcode == "fusion":
-        return _fusion_bytes(module, instruction, operands)
+        return _fusion_bytes(instruction)
     if instruction.opcode in _IN_PLACE:
-        return 2 * _size(_update(computation, instruction))
+        return 2 * _size(_update(instruction))
     if instruction.opcode in _PARTS:
         return 2 * _size(instruction)
     if instruction.opcode.endswith("-start"):  # Its result holds target, operand and a context.
         shapes = instruction.shapes
         target = shapes[0 if instruction.opcode == "copy-start" or len(shapes) == 1 else 1]
-        return target.nbytes * (bool(_size(operands[0])) + (not target.on_chip))
+        return target.nbytes * (bool(_size(instruction.operands[0])) + (not target.on_chip))
     # A kernel that changes an operand in place reads it at most whole.
     changed = re.findall(r"{(\d*)}: \(\d+, {", instruction.attributes)
     in_place = sum(instruction.shapes[int(number or 0)].nbytes for number in changed)
-    return _size(instruction) + sum(map(_size, operands)) - in_place
+    return _size(instruction) + sum(map(_size, instruction.operands)) - in_place
 
 
-def _fusion_bytes(module: Module, fusion: Instruction, operands: list[Instruction]) -> int:
+def _fusion_bytes(fusion: Instruction) -> int:
     """`_moved` of a fusion: only the parts of operands and results that it reads and writes."""
     total = 0
-    fused = module.computations[fusion.called[0]]
-    for number, operand in enumerate(operands):
+    fused = fusion.called[0]
+    for number, operand in enumerate(fusion.operands):
         if not _size(operand):
             continue
-        users = list(_users(module, fused, _parameter(fused, number)))
+        users = list(_users(fused, number))
         if users and all(user.opcode in _PARTS for user, _ in users):
             total += min(_size(operand), sum(_nbytes(user) for user, _ in users))
         elif not all(user.opcode in _IN_PLACE and first for user, first in users):
             total += _size(operand)
-    root = fused.instructions[fused.root]
-    outputs = [root]
-    if root.opcode == "tuple":
-        outputs = [fused.instructions[name] for name in root.operands]
+    outputs = fused.root.operands if fused.root.opcode == "tuple" else (fused.root,)
     for shape, output in zip(fusion.shapes, outputs, strict=False):
-        output = _source(fused, output)
+        while output.opcode in _RESHAPES:
+            (output,) = output.operands
         if output.opcode in _IN_PLACE:
-            total += _nbytes(_update(fused, output))
+            total += _nbytes(_update(output))
         elif not shape.on_chip:
             total += shape.nbytes
     return total
 
 
-def _parameter(fused: Computation, number: int) -> Instruction:
-    return next(
-        x for x in fused.instructions.values() if x.opcode == "parameter" and x.number == number
-    )
+def _users(fused: Computation, number: int) -> Iterator[tuple[Instruction, bool]]:
+    """Users of a parameter, also through mere reshapes; and whether it is their first operand."""
+    pending = [x for x in fused.instructions if x.opcode == "parameter" and x.number == number]
+    for value in pending:
+        for user in value.users:
+            if user.opcode in _RESHAPES and user is not fused.root:
+                pending.append(user)
+            elif user.opcode == "fusion":
+                for place, operand in enumerate(user.operands):
+                    if operand is value:
+                        yield from _users(user.called[0], place)
+            else:
+                yield user, user.operands[0] is value
 
 
-def _users(
-    module: Module, fused: Computation, value: Instruction
-) -> Iterator[tuple[Instruction, bool]]:
-    """Users of a value, also through mere reshapes; and whether it is their first operand."""
-    for user in fused.users[value.name]:
-        if user.opcode in _RESHAPES and user.name != fused.root:
-            yield from _users(module, fused, user)
-        elif user.opcode == "fusion":
-            inner = module.computations[user.called[0]]
-            for number, name in enumerate(user.operands):
-                if name == value.name:
-                    yield from _users(module, inner, _parameter(inner, number))
-        else:
-            yield user, user.operands[0] == value.name
-
-
-def _source(fused: Computation, instruction: Instruction) -> Instruction:
-    """The instruction that made a value, before mere reshapes."""
-    while instruction.opcode in _RESHAPES:
-        instruction = fused.instructions[instruction.operands[0]]
-    return instruction
-
-
-def _update(computation: Computation, instruction: Instruction) -> Instruction:
+def _update(instruction: Instruction) -> Instruction:
     """The operand with the values that are written into another one."""
     place = 1 if instruction.opcode == "dynamic-update-slice" else -1
-    return computation.instructions[instruction.operands[place]]
+    return instruction.operands[place]
 
 
 def _nbytes(instruction: Instruction) -> int:

@@ -2,11 +2,11 @@
 
 It reads what `learner.plan` needs of that form (openxla.org/xla/operation_semantics):
 computations, instructions with shapes and attributes, trip counts of loops, and the compiler's
-estimates of cycles.
+estimates of cycles. The text names nothing before it is there, so that each instruction is linked
+to its operands and computations as it is read.
 """
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 #: Operations between devices.
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
-_BITS = {"pred": 8, "token": 0, "opaque": 0}
 # `bf16[8,128]{1,0:T(8,128)(2,1)S(1)}`: dtype, dimensions, and the memory if it is not the main one.
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 
@@ -36,17 +35,13 @@ class Shape:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        bits = _BITS.get(self.dtype)
-        if bits is None:
-            digits = re.match(r"[a-z]+(\d+)", self.dtype)
-            bits = int(digits[1]) if digits else 8
-        return math.prod(self.dims) * bits // 8
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+        if self.dtype in ("token", "opaque"):
+            return 0
+        bits = re.match(r"[a-z]+(\d+)", self.dtype)
+        return math.prod(self.dims) * (int(bits[1]) if bits else 8) // 8
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Instruction:
     """One line of a computation.
 
@@ -54,7 +49,9 @@ class Instruction:
         name: unique in its computation.
         opcode: such as "dot" or "all-gather".
         shapes: of the result; several for a tuple, without its nesting.
-        operands: names of instructions of the same computation.
+        operands: instructions of the same computation.
+        users: instructions of it that take the result, each once.
+        called: the computations that it runs.
         number: the place of a parameter or the value of an integer constant; None otherwise.
         attributes: the text after the operands.
     """
@@ -62,15 +59,11 @@ class Instruction:
     name: str
     opcode: str
     shapes: tuple[Shape, ...]
-    operands: tuple[str, ...]
+    operands: tuple["Instruction", ...]
+    users: list["Instruction"]
+    called: tuple["Computation", ...]
     number: int | None
     attributes: str
-
-    @property
-    def source(self) -> str:
-        """Where it comes from, as JAX names it: functions and modules, separated by slashes."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        return found[1] if found else ""
 
     @property
     def cycles(self) -> int | None:
@@ -79,30 +72,22 @@ class Instruction:
         return int(found[1]) if found else None
 
     @property
-    def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs."""
-        keys = "condition|body|calls|to_apply|true_computation|false_computation"
-        names = re.findall(rf"\b(?:{keys})=%?([\w.\-]+)", self.attributes)
-        branches = re.search(r"branch_computations={([^}]*)}", self.attributes)
-        return (*names, *re.findall(r"%?([\w.\-]+)", branches[1] if branches else ""))
+    def iterations(self) -> int | None:
+        """Trip count of a loop that counts up from 0, as `jax.lax.scan` does; else None."""
+        if known := re.search(r'"known_trip_count":{"n":"(\d+)"}', self.attributes):
+            return int(known[1])
+        condition = self.called[0].root
+        if condition.opcode != "compare" or "direction=LT" not in condition.attributes:
+            return None
+        return condition.operands[1].number
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions by name, in order; `root` names the result."""
+    """Instructions in order; `root` makes the result."""
 
-    name: str
-    instructions: Mapping[str, Instruction]
-    root: str
-
-    @functools.cached_property
-    def users(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """Name of an instruction -> those that take it as an operand."""
-        users: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
-        for instruction in self.instructions.values():
-            for operand in set(instruction.operands):
-                users[operand].append(instruction)
-        return {name: tuple(found) for name, found in users.items()}
+    instructions: tuple[Instruction, ...]
+    root: Instruction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +95,12 @@ class Module:
     """A whole program of one device.
 
     Attributes:
-        computations: by name.
-        entry: the name of the one that runs.
+        computations: all of them.
+        entry: the one that runs.
     """
 
-    computations: Mapping[str, Computation]
-    entry: str
+    computations: tuple[Computation, ...]
+    entry: Computation
 
     @classmethod
     def parse(cls, text: str) -> "Module":
@@ -131,20 +116,20 @@ class Module:
         for line in re.sub(r'\n(?="|}})', " ", text).splitlines():
             header = re.match(r"(ENTRY )?%?([\w.\-]+)\s.*{$", line)
             if header and " = " not in line.partition("->")[0]:
-                name, instructions, root = header[2], {}, ""
+                name, instructions = header[2], {}
                 entry = name if header[1] else entry
             elif line == "}" and name:
-                computations[name] = Computation(name, instructions, root)
+                computations[name] = Computation(tuple(instructions.values()), instructions[root])
                 name = ""
-            elif name and (parsed := _instruction(line)):
+            elif name and (parsed := _instruction(line, instructions, computations)):
                 instructions[parsed.name] = parsed
                 if line.lstrip().startswith("ROOT "):
                     root = parsed.name
         if not entry:
             raise ValueError("the text has no ENTRY computation; it must be a module of HLO")
-        return cls(computations, entry)
+        return cls(tuple(computations.values()), computations[entry])
 
-    def visits(self, unknown_iterations: int = 1) -> Iterator[tuple[Computation, Instruction, int]]:
+    def visits(self, unknown_iterations: int = 1) -> Iterator[tuple[Instruction, int]]:
         """All instructions that run, loops and branches included, and how often each runs.
 
         Fused computations run as one instruction.
@@ -155,28 +140,19 @@ class Module:
         inner = ("while", "call", "conditional", "async-start")
         pending = [(self.entry, 1)]
         while pending:
-            name, times = pending.pop()
-            computation = self.computations[name]
-            for instruction in computation.instructions.values():
-                yield computation, instruction, times
+            computation, times = pending.pop()
+            for instruction in computation.instructions:
+                yield instruction, times
                 if instruction.opcode in inner:
                     often = times
                     if instruction.opcode == "while":
-                        often *= self.iterations(instruction) or unknown_iterations
+                        often *= instruction.iterations or unknown_iterations
                     pending += [(called, often) for called in instruction.called]
 
-    def iterations(self, loop: Instruction) -> int | None:
-        """Trip count of a loop that counts up from 0, as `jax.lax.scan` does; else None."""
-        if known := re.search(r'"known_trip_count":{"n":"(\d+)"}', loop.attributes):
-            return int(known[1])
-        condition = self.computations[loop.called[0]]
-        root = condition.instructions[condition.root]
-        if root.opcode != "compare" or "direction=LT" not in root.attributes:
-            return None
-        return condition.instructions[root.operands[1]].number
 
-
-def _instruction(line: str) -> Instruction | None:
+def _instruction(
+    line: str, known: Mapping[str, Instruction], computations: Mapping[str, Computation]
+) -> Instruction | None:
     """`name = shape opcode(operands), attributes`; None if the line is something else."""
     head = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
     if head is None:
@@ -188,10 +164,13 @@ def _instruction(line: str) -> Instruction | None:
         return None
     inside = rest[end + call.end() - 1 :]
     close = _closing(inside)
-    literal = inside[1 : close - 1]
+    literal, attributes = inside[1 : close - 1], inside[close:]
     leaf = call[1] in ("constant", "parameter")
-    number = int(literal) if leaf and literal.isdecimal() else None
-    return Instruction(
+    keys = "condition|body|calls|to_apply|true_computation|false_computation"
+    called = re.findall(rf"\b(?:{keys})=%?([\w.\-]+)", attributes)
+    if branches := re.search(r"branch_computations={([^}]*)}", attributes):
+        called += re.findall(r"%?([\w.\-]+)", branches[1])
+    found = Instruction(
         name=head[1],
         opcode=call[1],
         shapes=tuple(
@@ -202,10 +181,15 @@ def _instruction(line: str) -> Instruction | None:
             )
             for dtype, dims, layout in _ARRAY.findall(rest[:end])
         ),
-        operands=() if leaf else tuple(re.findall(r"%([\w.\-]+)", literal)),
-        number=number,
-        attributes=inside[close:],
+        operands=() if leaf else tuple(known[x] for x in re.findall(r"%([\w.\-]+)", literal)),
+        users=[],
+        called=tuple(computations[x] for x in called),
+        number=int(literal) if leaf and literal.isdecimal() else None,
+        attributes=attributes,
     )
+    for operand in set(found.operands):
+        operand.users.append(found)
+    return found
 
 
 def _closing(text: str) -> int:

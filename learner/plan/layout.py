@@ -180,17 +180,15 @@ def plan(
         ValueError: no layout is possible, or the chips have no compiler here.
     """
     devices, tries = target.devices(), _MOST_TRIES
+    one: Layout | None
     for one in [layout] if layout else layouts(config, target, work):
-        while True:
+        while one is not None:
             mesh, training = one.on(devices), one.training(work)
             programs = compiled(config, training, mesh, work.prompt_length, target.chip)
             tries -= 1
             if layout or tries == 0 or fits(programs, target):
                 return one, programs
-            smaller = _smaller(one, programs, target)
-            if smaller is None:
-                break
-            one = smaller
+            one = _smaller(one, programs, target)
     raise ValueError(
         f"chips={target.name!r}: too little memory for this model and completions of "
         f"{work.max_new_tokens} tokens; take more chips, shorter completions, or lora_rank"

@@ -58,7 +58,7 @@ class Request(NamedTuple):
     Attributes:
         prompt: token ids, at least one.
         key_data: u32[2], raw data of the prompt's PRNG key.
-        budgets: i32[num_samples], the most tokens of each completion; 0 where none is wanted.
+        budgets: i32[num_samples], the most tokens of each completion, at least 1.
     """
 
     prompt: Sequence[int]
@@ -113,8 +113,7 @@ class Schedule:
         self._requests = requests
         self._num_samples = len(requests[0].budgets)
         # Longest first: prompts that are prefilled together are of similar length.
-        wanted = [i for i, request in enumerate(requests) if request.budgets.any()]
-        order = sorted(wanted, key=lambda i: -len(requests[i].prompt))
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt))
         self._waiting = collections.deque(order)
         self._lengths = np.array([len(request.prompt) - 1 for request in requests], np.int32)
         self._owners = np.full(slots, -1)  # the request in each prompt slot
@@ -169,22 +168,17 @@ class Schedule:
                         break
                     parent = int(unused[0])
                     owners[parent] = self._waiting.popleft()
-                    following[parent] = self._wanted(owners[parent], 0)
+                    following[parent] = 0
                     prompts[group * following.size + parent] = self._requests[owners[parent]].prompt
                 parent = int(np.argmin(following))
                 sample = int(following[parent])
                 state.start((group, column), self._requests[owners[parent]], sample, parent)
-                following[parent] = self._wanted(owners[parent], sample + 1)
+                following[parent] = sample + 1
         # Kernels skip prompts without a running sample.
         children = state.parents[..., None] == np.arange(self._owners.shape[1])
         read = (children & (state.finish == RUNNING)[..., None]).any(axis=1)
         state.prompt_lengths[:] = np.where(read, self._lengths[self._owners], 0)
         return prompts
-
-    def _wanted(self, request: int, sample: int) -> int:
-        """The first sample of a request from this one on that is wanted; past the last if none."""
-        wanted = np.flatnonzero(self._requests[request].budgets[sample:])
-        return sample + int(wanted[0]) if wanted.size else self._num_samples
 
 
 _Carry = tuple[Array, Cache, Sequences, Array, Array]

@@ -40,28 +40,23 @@ class TokenAutomaton:
     otherwise: Table
 
     @classmethod
-    def create(cls, tokens: Any, targets: Any, free: Any = None, otherwise: Any = None) -> Self:
-        """An automaton from tables, which stay on the host until they are used.
+    def create(cls, tokens: Any, targets: Any) -> Self:
+        """An automaton without free states from tables, which stay on the host until they are used.
 
         Args:
-            tokens: see the class, as for the others.
-            targets: those of padding are ignored.
-            free: None means that no state is free, and `otherwise` is then not needed.
-            otherwise: ignored for states that are not free.
+            tokens: see the class.
+            targets: see the class; those of padding are ignored.
 
         Raises:
             AssertionError: a table has the wrong shape or dtype.
         """
         tokens, targets = np.asarray(tokens), np.asarray(targets)
         chex.assert_rank(tokens, 2)
-        Q = len(tokens)
-        free = np.zeros(Q, bool) if free is None else np.asarray(free)
-        otherwise = np.zeros(Q, np.int32) if otherwise is None else np.asarray(otherwise)
-        chex.assert_type([tokens, targets, otherwise, free], [int, int, int, bool])
-        chex.assert_shape([targets, free, otherwise], [tokens.shape, (Q,), (Q,)])
+        chex.assert_type([tokens, targets], int)
+        chex.assert_equal_shape([tokens, targets])
         targets = np.where(tokens != -1, targets, 0).astype(np.int32)
-        otherwise = np.where(free, otherwise, 0).astype(np.int32)
-        return cls(tokens.astype(np.int32), targets, free, otherwise)
+        nowhere = np.zeros(len(tokens), np.int32)
+        return cls(tokens.astype(np.int32), targets, nowhere.astype(bool), nowhere)
 
     @classmethod
     def thinking(cls, budget: ThinkingBudget, then: Self | None = None) -> Self:
@@ -72,7 +67,7 @@ class TokenAutomaton:
         part of the trigger that is there already. `then` begins after the trigger.
         """
         if then is None:
-            then = cls.create(tokens=[[-1]], targets=[[0]], free=[True])
+            then = dataclasses.replace(cls.create([[-1]], [[0]]), free=np.ones(1, bool))
         length, closing, trigger = budget.trigger_length, budget.closing_ids, budget.trigger
         listed = tuple(dict.fromkeys(trigger))
 

@@ -159,11 +159,6 @@ def has_signal(rewards: chex.Array) -> Any:
     return rewards.max(axis=1) > rewards.min(axis=1)
 
 
-def completion_mask(lengths: jax.Array, window: int) -> jax.Array:
-    """The tokens of completions of lengths i32[...], as a mask bool[..., window]."""
-    return jnp.arange(window) < lengths[..., None]
-
-
 def token_weights(
     mask: jax.Array, normalization: LossNormalization = "token", constant_length: int = 1
 ) -> jax.Array:

@@ -216,7 +216,7 @@ class SFTTrainer:
             predicted = batch.completion_lengths
             if batch.given is not None:
                 predicted = predicted - batch.given
-            mask = grpo.completion_mask(predicted, window)
+            mask = jnp.arange(window) < predicted[..., None]
             sums = {
                 "tokens": jnp.sum(mask, dtype=jnp.float32),
                 "entropy": jnp.sum(jnp.where(mask, entropies, 0.0)),

@@ -316,10 +316,8 @@ class GRPOTrainer:
         of_update = _update_metrics(updates)
         sampled = float(drawn.lengths.sum())
         used = {"sample": sampled, "update": of_update.get("update_tokens", 0.0)}
-        kept, prompts = (
-            self._kept(batch),
-            np.repeat(list(map(len, batch.prompts)), batch.group_size),
-        )
+        kept = self._kept(batch)
+        prompts = np.repeat(list(map(len, batch.prompts)), batch.group_size)
         flops = metrics.update_flops(
             self._model_config, prompts[kept], batch.lengths[kept], config.lora.rank > 0
         )

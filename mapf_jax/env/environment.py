@@ -137,8 +137,10 @@ class MapfFrozenLake:
     @property
     def observation_space_of_agent(self) -> spaces.Space:
         """Where the view of one agent lies, `observations.of_agent`."""
-        options = self.num_agents, self.size, self.window
-        return observations.space_of_agent(self.observation, *options)
+        whole = self.observation_space
+        if isinstance(whole, spaces.Box) and self.observation == "egocentric":
+            return dataclasses.replace(whole, shape=whole.shape[1:])
+        return whole
 
     @property
     def needs_key(self) -> bool:

@@ -3,7 +3,6 @@
 XLA removes views that are not used from a compiled program.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -72,14 +71,6 @@ def space(kind: str, num_agents: int, width: int, window: int) -> spaces.Space:
     if kind == "planes":
         return spaces.Box(0, 1, (width, width, 1 + 2 * num_agents), np.uint8)
     return spaces.Box(0, 1, (num_agents, window, window, len(EGOCENTRIC_PLANES)), np.uint8)
-
-
-def space_of_agent(kind: str, num_agents: int, width: int, window: int) -> spaces.Space:
-    """The space of `of_agent`'s results."""
-    whole = space(kind, num_agents, width, window)
-    if isinstance(whole, spaces.Box) and kind == "egocentric":
-        return dataclasses.replace(whole, shape=whole.shape[1:])
-    return whole
 
 
 def of_agent(kind: str, observation: Any, agent: int) -> Any:

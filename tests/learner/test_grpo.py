@@ -149,7 +149,7 @@ def test_objective_and_gradient(rows, option, ratio_level, loss_normalization, m
     )
     truncated = np.zeros(ROWS, bool)
     truncated[[0, 5]] = mask_truncated
-    mask = grpo.completion_mask(jnp.asarray(np.where(truncated, 0, LENGTHS)), WINDOW)
+    mask = jnp.arange(WINDOW) < np.where(truncated, 0, LENGTHS)[:, None]
     skip = set(np.flatnonzero(truncated))
     point = np.stack([rows["logprobs"], rows["entropies"]])
     want, want_sums = by_hand(config, rows, *point, skip)
@@ -186,7 +186,7 @@ def test_objective_and_gradient(rows, option, ratio_level, loss_normalization, m
 
 def test_micro_batches_add_up(rows):
     config = grpo.ObjectiveConfig(kl_coef=0.1)
-    mask = grpo.completion_mask(jnp.asarray(LENGTHS), WINDOW)
+    mask = jnp.arange(WINDOW) < LENGTHS[:, None]
     weights = grpo.token_weights(mask, "token")
     names = ("logprobs", "entropies", "sampled_logprobs")
     arrays = [jnp.asarray(rows[name], jnp.float32) for name in names]
@@ -213,7 +213,7 @@ def test_micro_batches_add_up(rows):
 
 def test_on_policy_gradient_is_that_of_reinforce(rows):
     config = grpo.ObjectiveConfig()
-    mask = grpo.completion_mask(jnp.asarray(LENGTHS), WINDOW)
+    mask = jnp.arange(WINDOW) < LENGTHS[:, None]
     on_policy = rows | {"sampled_logprobs": rows["logprobs"]}
     logprobs, entropies = (jnp.asarray(rows[k], jnp.float32) for k in ("logprobs", "entropies"))
     (_, sums), gradient = jax.value_and_grad(

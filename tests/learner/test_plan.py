@@ -221,9 +221,7 @@ def test_the_reader_knows_the_programs_of_this_machine():
 
     text = jax.jit(f).lower(jnp.ones((64, 64)), jnp.ones((5, 64, 64))).compile().as_text()
     module = Module.parse(text)
-    products = [
-        times for _, instruction, times in module.visits() if "dot_general" in instruction.source
-    ]
+    products = [times for each, times in module.visits() if "dot_general" in each.attributes]
     assert products
     assert set(products) == {5}
     with pytest.raises(ValueError, match="no ENTRY computation"):

@@ -38,9 +38,7 @@ def test_masks_and_moves_equal_the_tables():
     tokens[rng.random((Q, K)) < 0.3] = -1
     free = rng.random(Q) < 0.4
     tokens[~free & (tokens < 0).all(axis=1), 0] = 5
-    automaton = TokenAutomaton.create(
-        tokens, rng.integers(0, Q, (Q, K)), free, rng.integers(0, Q, Q)
-    )
+    automaton = TokenAutomaton(tokens, rng.integers(0, Q, (Q, K)), free, rng.integers(0, Q, Q))
     states = jnp.arange(Q).reshape(3, 3)
     logits = jnp.asarray(rng.normal(size=(3, 3, V)), jnp.float32)
     masked = np.asarray(jax.jit(automaton.mask)(states, logits)).reshape(Q, V)
@@ -78,7 +76,7 @@ def test_thinking_ends_by_itself_or_is_ended():
         {"targets": [[1], [0]]},
         {"tokens": [1, 2]},
         {"tokens": [[1.5, 2], [0, -1]]},
-        {"free": [0, 1]},
+        {"targets": [[1, 1], [0, 9.5]]},
     ],
 )
 def test_shapes_and_dtypes_of_tables_are_checked(changes):
