@@ -57,9 +57,9 @@ def write_training(store, index):
 class NoCharts(Gallery):
     """Names the charts of a page and draws none, to be quick."""
 
-    def add(self, chart, remark=""):
+    def add(self, chart):
         self.names.append(chart.name)
-        return Drawn("", chart.title, remark)
+        return Drawn("", chart.title)
 
 
 @pytest.fixture
