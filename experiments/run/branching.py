@@ -100,12 +100,7 @@ def fresh_start(store: RunStore, policy: Policy, params: Any) -> tuple[Any, dict
     Raises:
       UserError: the weights cannot be read.
     """
-
-    def position() -> dict[str, Any]:
-        made = store.root / files.BRANCH
-        return files.read_file(made).get(files.FRESH, {}) if made.exists() else {}
-
-    begin = distributed.on_first(position)
+    begin = distributed.on_first(store.fresh_state)
     if begin:
         with user_errors():
             folder = store.round(begin["round"]) / "weights"
