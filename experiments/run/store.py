@@ -47,8 +47,8 @@ import yaml
 from engineer.evidence import FailureBreakdown
 from experiments.run import versions
 from experiments.settings import Settings, check_known
-from experiments.text.counting import counted
 from experiments.text.errors import UserError, user_errors
+from experiments.text.templates import counted
 from learner import checks
 from learner.devices import distributed
 

@@ -9,7 +9,7 @@ import jinja2
 import numpy as np
 
 from engineer.analysis import MEASURES
-from experiments.text.counting import counted
+from engineer.space import plural
 
 DASH = "\N{EN DASH}"
 """Placeholder for a missing number."""
@@ -28,6 +28,11 @@ def whole_percent(fraction: float) -> str:
 def number(value: float | None, digits: int = 2) -> str:
     """A number with thousands separators; a dash for None."""
     return DASH if value is None else f"{value:,.{digits}f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as "1 round" and "1,000 rounds"."""
+    return f"{count:,} {noun if count == 1 else plural(noun)}"
 
 
 def duration(seconds: float) -> str:
