@@ -104,9 +104,8 @@ class Submitted:
         by others than `terminate` is submitted again.
     """
 
-    def __init__(self, executor: Any, work: Work, log: Path, mark: Path) -> None:
-        self._executor, self._work, self._log, self._mark = executor, work, log, mark
-        self._leaving = False
+    def __init__(self, executor: Any, work: Work) -> None:
+        self._executor, self._work, self._leaving = executor, work, False
         self.returncode: int | None = None
         self._job = executor.submit(work)
 
@@ -116,7 +115,7 @@ class Submitted:
             try:
                 self.returncode = int(self._job.result())
             except Exception as error:  # The job ended without an exit code of its worker.
-                with self._log.open("a", encoding="utf-8") as log:
+                with self._work.log.open("a", encoding="utf-8") as log:
                     log.write(f"error: job {self._job.job_id}: {' '.join(str(error).split())}\n")
                 self.returncode = 1
             if self.returncode == preemption.EXIT_CODE and not self._leaving:
@@ -126,7 +125,7 @@ class Submitted:
     def terminate(self) -> None:
         """Asks the worker to save and leave; a job that still waits is cancelled."""
         self._leaving = True
-        self._mark.unlink(missing_ok=True)
+        self._work.mark.unlink(missing_ok=True)
         if self.returncode is None and self._job.state.upper() == "PENDING":
             self._job.cancel(check=False)
             self.returncode = preemption.EXIT_CODE
@@ -185,4 +184,4 @@ class Submitter:
         write_text(mark, token)
         line = json.dumps(settings) + "\n"
         work = Work(command, line, environment, log, mark, token, preemption.EXIT_CODE)
-        return Submitted(self._executor, work, log, mark)
+        return Submitted(self._executor, work)
