@@ -57,21 +57,18 @@ def cell(value: Any) -> str:
     return str(value).replace("|", "\\|")
 
 
-def interval(low: float | None, high: float | None, sign: str = "", scale: int = 100) -> str:
-    """The ends of an interval of fractions, in percent; empty if an end is None."""
-    if low is None or high is None:
-        return ""
-    digits = 1 if scale == 100 else 2
-    return f"{scale * low:{sign}.{digits}f} to {scale * high:{sign}.{digits}f}"
-
-
 def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "", scale: int = 100) -> str:
-    """A mean with its interval, times `scale` (100 for percent); a dash if it is None."""
+    """A mean with its interval, if any, times `scale` (100 for percent); a dash if it is None."""
+
+    def shown(value: float) -> str:
+        return format(scale * value, f"{sign}.{1 if scale == 100 else 2}f")
+
     if found["mean"] is None:
         return DASH
-    between = interval(found["low"], found["high"], sign, scale)
-    mean = f"{scale * found['mean']:{sign}.{1 if scale == 100 else 2}f}{unit}"
-    return mean + (f" ({between})" if between else "")
+    mean = shown(found["mean"]) + unit
+    if found["low"] is None or found["high"] is None:
+        return mean
+    return f"{mean} ({shown(found['low'])} to {shown(found['high'])})"
 
 
 def p_value(value: float | None) -> str:
@@ -111,4 +108,4 @@ _TEMPLATES.filters |= {
     for each in (percent, whole_percent, number, duration, cell, estimate, p_value, counted)
 }
 _TEMPLATES.filters |= {"json": json.dumps, "g": "{:g}".format}
-_TEMPLATES.globals |= {"DASH": DASH, "MEASURES": MEASURES, "interval": interval}
+_TEMPLATES.globals |= {"DASH": DASH, "MEASURES": MEASURES}
