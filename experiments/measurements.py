@@ -5,8 +5,6 @@ import dataclasses
 import datetime
 import io
 import os
-import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -85,12 +83,13 @@ def cores() -> list[int]:
 
 def facts() -> dict[str, Any]:
     """Machine, versions, device, date and command of this process."""
-    devices = jax.devices()
+    devices, checkout = jax.devices(), revision()
+    commit = checkout["revision"]
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
-        "revision": _described(revision()),
-        "processor": _processor(),
+        "revision": commit and commit[:9] + ("" if checkout["clean"] else " with changes"),
+        "processor": versions.processor(),
         "cores": len(cores()),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),
@@ -123,16 +122,6 @@ def write(
     files.write_file(path.with_suffix(".json"), {**head, **content})
 
 
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    found = (
-        re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.M)
-        if info.exists()
-        else None
-    )
-    return found[1] if found else platform.processor() or platform.machine()
-
-
 def revision() -> dict[str, Any]:
     """`revision`, the commit of this checkout, and `clean`, whether its tracked files are as in it.
 
@@ -153,8 +142,3 @@ def revision() -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         return {"revision": None, "clean": None}
     return {"revision": commit, "clean": not changed}
-
-
-def _described(found: Mapping[str, Any]) -> str | None:
-    commit = found["revision"]
-    return commit and commit[:9] + ("" if found["clean"] else " with changes")

@@ -150,11 +150,7 @@ def judgements(path: Path, judge: Mapping[str, Any] | None = None) -> Judged:
 
 
 def behaviours(study: MeasuredStudy, judged: Judged) -> list[Table]:
-    """How designs use their evidence, by rules and by a judge, and how well these agree.
-
-    Args:
-      judged: of `judgements`; without any, those that the runs' own judge made count.
-    """
+    """How designs use their evidence, by rules and by a judge, and how well these agree."""
     measures: dict[str, list[Mapping[str, Any]]] = {}
     scores: dict[str, list[Mapping[str, Any]]] = {}
     ruled = []
@@ -164,8 +160,7 @@ def behaviours(study: MeasuredStudy, judged: Judged) -> list[Table]:
             if not each.design or not each.design["answers"].strip():
                 continue  # No design, or one by a rule.
             measures.setdefault(label, []).append(each.design["measures"])
-            at = run["folder"], each.index
-            said = judged.get(at) if judged else each.design["judgement"]
+            said = judged.get((run["folder"], each.index))
             if said and said["scores"]:
                 scores.setdefault(label, []).append(said["scores"])
                 ruled.append((rules(each.design["measures"]), said["scores"]))

@@ -20,6 +20,7 @@ from experiments import settings as settings_lib
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.configs import tiny
+from experiments.run import versions
 from experiments.run.checkpoint import RunCheckpoint, find_checkpoint
 from experiments.run.policy import Policy, load_params, load_policy
 from experiments.settings import MeshSettings, ModelSettings, Settings
@@ -220,8 +221,11 @@ class LocalSolver(Solver):
                 f"checkpoint's folder or hub name; allowed are also {settings_lib.TINY_MODEL!r}, "
                 f"{ENDPOINT}URL#MODEL and the oracles {', '.join(ORACLES)}"
             )
-        model = settings.model
-        return settings, {"kind": kind, "model": model.path, **_fingerprint(model.folder)}
+        model, digest = settings.model, hashlib.sha256()
+        for name, of_file in versions.model_files(model.folder).items():
+            if name.endswith(".safetensors"):
+                digest.update(bytes.fromhex(of_file))
+        return settings, {"kind": kind, "model": model.path, "weights": digest.hexdigest()}
 
     def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
         """What the folder of the model, or of the one it was trained from, recommends in vain."""
@@ -398,12 +402,3 @@ def _load(
     budget = tokens.thinking_budget(policy.tokenizer, thinking_tokens, sampling.max_new_tokens)
     sampling = dataclasses.replace(sampling, thinking=budget)
     return policy, policy.completer(sampling, training, thinking=thinking_tokens > 0)
-
-
-def _fingerprint(folder: Path) -> dict[str, str]:
-    """The SHA-256 digest of all weights in a checkpoint's folder, as {"weights": digest}."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return {"weights": digest.hexdigest()}

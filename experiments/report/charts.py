@@ -183,12 +183,10 @@ class Drawn:
     Attributes:
       svg: with the light colours, which the style of the page replaces.
       label: description for screen readers.
-      remark: caption below the chart.
     """
 
     svg: Markup
     label: str
-    remark: str
 
 
 class Gallery:
@@ -205,13 +203,8 @@ class Gallery:
         self._root = root
         self.names: list[str] = []
 
-    def add(self, chart: Lines, remark: str = "") -> Drawn:
-        """Draws a chart and writes its files.
-
-        Args:
-          chart: its name must be unique on the page.
-          remark: caption below the chart.
-        """
+    def add(self, chart: Lines) -> Drawn:
+        """Draws a chart, whose name must be unique on the page, and writes its files."""
         if chart.name in self.names:
             raise ValueError(f"name={chart.name!r}: another chart has it")
         self.names.append(chart.name)
@@ -233,7 +226,7 @@ class Gallery:
         files.write_text(self._root / "data" / f"{chart.name}.csv", table.to_csv())
         _, tag, content = drawing.getvalue().partition("<svg")
         names = ", ".join(dict.fromkeys(row[0] for row in table.rows))
-        return Drawn(Markup(tag + content), f"{chart.title}, {table.columns[2]}: {names}", remark)
+        return Drawn(Markup(tag + content), f"{chart.title}, {table.columns[2]}: {names}")
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:

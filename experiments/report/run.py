@@ -54,7 +54,11 @@ def page(run: Run, gallery: Gallery) -> str:
         window=_window(run),
         labelled=lambda names: [f"{run.label} {name}" for name in names],
         readings=[(number, remark(found)) for number, found in run.readings],
-        measured={f"for round {number}": found for number, found in run.measures.items()},
+        measured={
+            f"for round {each.number + 1}": each.design["measures"]
+            for each in run.rounds
+            if each.design and each.design["measures"] is not None
+        },
         failures=[failure(c) for _, each in run.validations[:1] for c in each.breakdown.checks],
         answers=answers.of_run(run, _SHOWN),
         at_the_top=_AT_THE_TOP,

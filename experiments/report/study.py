@@ -4,7 +4,6 @@
 `comparison.md`.
 """
 
-import dataclasses
 import math
 import statistics as plain
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,53 +14,13 @@ from experiments.families import Family
 from experiments.report.charts import Estimates, Lines, Series, on_one_scale
 from experiments.run.reading import read_json
 from experiments.settings import family_of
-from experiments.study import results as study_results
-from experiments.study.results import rate, rate_of
+from experiments.study.results import SCHEMA, labels, rate, rate_of
 
 FILE = "study.json"
 _OF_ROWS = ("valid_worst", "valid_fall", "valid_test")  # No rates of the whole validation.
 
 Found = Mapping[str, Any]
 """Part of the content of `study.json`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Study:
-    """A study, with the data that several of its charts share.
-
-    Attributes:
-      found: the content of `study.json`.
-      family: the family of all runs.
-    """
-
-    found: Found
-    family: Family
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """The label of each variant by name."""
-        return study_results.labels(self.found)
-
-    @property
-    def finished(self) -> dict[str, list[Found]]:
-        """The finished runs by variant, without variants that have none."""
-        runs = [run for run in self.found["runs"] if run["status"] == "finished"]
-        by_variant = {name: [r for r in runs if r["variant"] == name] for name in self.labels}
-        return {name: done for name, done in by_variant.items() if done}
-
-    @property
-    def label(self) -> str:
-        """The label of a row of a configuration."""
-        return self.family.texts.label
-
-    @property
-    def starts(self) -> list[Found]:
-        """The validations before training."""
-        return [run["points"][0] for run in self.found["runs"] if run["points"]]
-
-    def rows(self, metric: Found) -> list[Found]:
-        """The rows of the comparison in one metric, one per variant."""
-        return [row for row in self.found["comparison"] if row["metric"] == metric["name"]]
 
 
 def figures(root: Path) -> Iterator[Estimates | Lines]:
@@ -72,27 +31,32 @@ def figures(root: Path) -> Iterator[Estimates | Lines]:
     """
     path = root / FILE
     found = read_json(path)
-    if not isinstance(found, dict) or found.get("schema") != study_results.SCHEMA:
-        raise ValueError(
-            f"{path}: schema {study_results.SCHEMA} is needed; make it anew with experiments.study"
-        )
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: schema {SCHEMA} is needed; make it anew with experiments.study")
     if "branches" in found:
         raise ValueError(
             f"{path}: a study of branches has no figures; its comparison.md has tables"
         )
-    study = _Study(found, family_of(found["base"]))
+    family = family_of(found["base"])
     for draw in (_means, _differences):  # Those of rates share one scale.
-        yield from on_one_scale([draw(study, metric) for metric in found["metrics"]])
-    yield from _mean_curves(study)
-    yield from _single_curves(study)
-    yield from _configurations(study)
+        yield from on_one_scale([draw(found, metric) for metric in found["metrics"]])
+    yield from _mean_curves(found)
+    yield from _single_curves(found)
+    yield from _configurations(found, family)
+
+
+def _finished(study: Found) -> dict[str, list[Found]]:
+    """The finished runs by variant, without variants that have none."""
+    runs = [run for run in study["runs"] if run["status"] == "finished"]
+    by_variant = {name: [r for r in runs if r["variant"] == name] for name in labels(study)}
+    return {name: done for name, done in by_variant.items() if done}
 
 
 # Comparison
 
 
-def _means(study: _Study, metric: Found) -> Estimates:
-    kind, starts = rate_of(metric), study.starts
+def _means(study: Found, metric: Found) -> Estimates:
+    kind, starts = rate_of(metric), [run["points"][0] for run in study["runs"] if run["points"]]
     before = []
     if kind and starts and metric["name"] not in _OF_ROWS:
         before = [100 * plain.fmean(rate(start, kind) for start in starts)]
@@ -100,17 +64,18 @@ def _means(study: _Study, metric: Found) -> Estimates:
     return Estimates(metric["name"], metric["label"], "what", unit, rows, begins=before)
 
 
-def _differences(study: _Study, metric: Found) -> Estimates:
+def _differences(study: Found, metric: Found) -> Estimates:
     rows = _estimates(study, metric, "difference")
     unit = "points" if rate_of(metric) else f"difference in {metric['label']}"
-    title = f"minus {study.labels[study.found['reference']]}"
+    title = f"minus {labels(study)[study['reference']]}"
     return Estimates(f"{metric['name']}_difference", title, "what", unit, rows, begins=[0.0])
 
 
-def _estimates(study: _Study, metric: Found, part: str | None = None) -> list[Series]:
+def _estimates(study: Found, metric: Found, part: str | None = None) -> list[Series]:
     """The mean of each variant, or a part of its row such as its difference, with its seeds."""
     scale, lines = 100 if rate_of(metric) else 1, []
-    for i, row in enumerate(study.rows(metric)):
+    rows = [row for row in study["comparison"] if row["metric"] == metric["name"]]
+    for i, row in enumerate(rows):
         if found := row[part] if part else row:
             mean, low, high = (
                 None if found[key] is None else scale * found[key]
@@ -118,16 +83,17 @@ def _estimates(study: _Study, metric: Found, part: str | None = None) -> list[Se
             )
             seeds = {f"seed {seed}": scale * value for seed, value in found["values"].items()}
             names, values = ["mean", *seeds], [mean, *seeds.values()]
-            lines.append(Series(study.labels[row["variant"]], names, values, [low], [high], i))
+            lines.append(Series(labels(study)[row["variant"]], names, values, [low], [high], i))
     return lines
 
 
 # Learning curves
 
 
-def _mean_curves(study: _Study) -> list[Lines]:
+def _mean_curves(study: Found) -> list[Lines]:
     """Charts of valid and optimal answers with the means of all variants, on one scale."""
-    looks = {variant: i for i, variant in enumerate(study.labels)}
+    named, finished = labels(study), _finished(study)
+    looks = {variant: i for i, variant in enumerate(named)}
     charts = [
         Lines(
             f"learning_{kind}",
@@ -135,33 +101,33 @@ def _mean_curves(study: _Study) -> list[Lines]:
             "training steps, a point after every round",
             "percent",
             [
-                _curve(study.labels[variant], runs, kind, looks[variant])
-                for variant, runs in study.finished.items()
+                _curve(named[variant], runs, kind, looks[variant])
+                for variant, runs in finished.items()
             ],
         )
         for kind in ("valid", "optimal")
     ]
-    points = [point for runs in study.finished.values() for run in runs for point in run["points"]]
+    points = [point for runs in finished.values() for run in runs for point in run["points"]]
     # Older studies lack them.
     if all(point.get("processor_seconds") is not None for point in points):
         curves = [
-            _curve(study.labels[variant], runs, "valid", looks[variant], over="processor_seconds")
-            for variant, runs in study.finished.items()
+            _curve(named[variant], runs, "valid", looks[variant], over="processor_seconds")
+            for variant, runs in finished.items()
         ]
         title = "valid answers by what they cost, means over seeds"
         charts.append(Lines("learning_cost", title, "processor seconds", "percent", curves))
-    return on_one_scale(charts) if study.finished else []
+    return on_one_scale(charts) if finished else []
 
 
-def _single_curves(study: _Study) -> list[Lines]:
+def _single_curves(study: Found) -> list[Lines]:
     """A chart of each variant with its seeds, all on one scale."""
-    finished, reference, charts = study.finished, study.found["reference"], []
-    for look, (variant, label) in enumerate(study.labels.items()):
+    named, finished, reference, charts = labels(study), _finished(study), study["reference"], []
+    for look, (variant, label) in enumerate(named.items()):
         if runs := finished.get(variant):
             lines = [_curve(f"seed {run['seed']}", [run], "valid", look, "-") for run in runs]
             lines.append(_curve("mean", runs, "valid", look))
             if variant != reference and reference in finished:
-                name = f"mean of {study.labels[reference]}"
+                name = f"mean of {named[reference]}"
                 lines.append(_curve(name, finished[reference], "valid", None))
             title = f"learning_valid_{variant}"
             charts.append(Lines(title, label, "training steps", "percent valid", lines))
@@ -186,20 +152,20 @@ def _curve(
 # Configurations
 
 
-def _configurations(study: _Study) -> Iterator[Lines]:
+def _configurations(study: Found, family: Family) -> Iterator[Lines]:
     """A chart of each variant: the fractions of its training set by round."""
-    parameter = study.family.space.fraction_parameter
+    parameter = family.space.fraction_parameter
     curves: dict[str, list[Series]] = {}
-    for variant, runs in study.finished.items():
+    for variant, runs in _finished(study).items():
         rounds = list(zip(*(run["points"][1:] for run in runs), strict=True))
         curves[variant] = [
             Series(
-                f"{study.label} {row}",
+                f"{family.texts.label} {row}",
                 [str(number) for number in range(1, len(rounds) + 1)],
                 [plain.fmean(p["config"][row][parameter] for p in points) for points in rounds],
                 look=i,
             )
-            for i, row in enumerate(study.found["rows"])
+            for i, row in enumerate(study["rows"])
         ]
     highest = max(
         (ratio or 0 for lines in curves.values() for line in lines for ratio in line.y), default=1
@@ -207,7 +173,7 @@ def _configurations(study: _Study) -> Iterator[Lines]:
     for variant, lines in curves.items():
         yield Lines(
             f"{parameter}_{variant}",
-            study.labels[variant],
+            labels(study)[variant],
             "round",
             f"{parameter}, mean over seeds",
             lines,

@@ -9,7 +9,7 @@ from typing import Any
 
 from engineer.analysis import CHANGED, relative_moves
 from engineer.evidence import FailureBreakdown
-from engineer.space import Configuration
+from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
 from experiments.text.templates import paragraphs
 
@@ -25,9 +25,7 @@ class Change:
     """The largest changes of a design.
 
     Attributes:
-      label: what a row is, such as "size".
-      fraction: the parameter that is a row's part of the set.
-      decimals: digits of each parameter after the point.
+      space: of the configurations.
       kept: why an earlier configuration was kept; empty if it was not.
       nothing: why a model designed nothing, if it did not.
       moves: (row, parameter, value before, value after) of the fraction and of the other number
@@ -38,9 +36,7 @@ class Change:
         its "place" ("most" or "least" failures), the fraction "failing", and "mostly" how.
     """
 
-    label: str
-    fraction: str
-    decimals: Mapping[str, int]
+    space: ConfigurationSpace
     kept: str
     nothing: str | None
     moves: Sequence[tuple[str, str, float, float]]
@@ -80,9 +76,7 @@ def change_of(
     chosen += [max(near or others, key=sizes.__getitem__)] if others else []
     kept = (design["reason"] if design["kept_previous"] else refused) or ""
     return Change(
-        label=space.label,
-        fraction=space.fraction_parameter,
-        decimals={name: space.parameter(name).decimals for name in space.names},
+        space=space,
         kept=kept.removeprefix("previous configuration kept: "),
         nothing=design.get("nothing"),  # Older runs lack this field.
         moves=[(*cell, was[cell], now[cell]) for cell in chosen],

@@ -1,9 +1,8 @@
 """The engineer of a run: makes its designer, samples its designs and records them."""
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,32 +170,19 @@ def design_round(
     Raises:
       UserError: a server refuses a request, or the designer's gives no answer at any try.
     """
-    with _pausing():
+    try:
         design = designer(record, space, seed)
-    context, answers = _texts(design)
+    except (NoAnswerError, RefusedError) as error:  # All is saved, so the run can go on.
+        raise UserError(f"engineer: {error}; started again, the run goes on from here") from error
+    context = "\n\n".join(message["content"] for message in design.context_messages)
     store.write(folder / "context.md", context + "\n")
-    store.write(folder / "answers.md", answers + "\n")
+    store.write(folder / "answers.md", "\n\n---\n\n".join(design.raw_texts) + "\n")
     store.write(folder / "record.json", record.to_dict())
     measures = analysis.analyse(record, design.config, space)
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in measures.items()}
     store.write(folder / "analysis.json", rounded)
     store.write(folder / "design.json", design.to_dict())
     return design
-
-
-def _texts(design: Design) -> tuple[str, str]:
-    """The context and the answers of a design."""
-    context = "\n\n".join(message["content"] for message in design.context_messages)
-    return context, "\n\n---\n\n".join(design.raw_texts)
-
-
-@contextlib.contextmanager
-def _pausing() -> Iterator[None]:
-    """Turns what a server fails to do into a `UserError`: all is saved, and the run can go on."""
-    try:
-        yield
-    except (NoAnswerError, RefusedError) as error:
-        raise UserError(f"engineer: {error}; started again, the run goes on from here") from error
 
 
 def _asked_once(server: Server, **options: Any) -> Generate:
@@ -220,16 +206,9 @@ def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Co
         return space.random(seed)
     if start == "uniform":
         return space.uniform()
-    config = Configuration.from_dict(_yaml("start", start))
     try:
+        config = Configuration.from_dict(yaml.safe_load(Path(start).read_text(encoding="utf-8")))
         space.check(config)
-    except ValueError as error:
+    except (OSError, yaml.YAMLError, ValueError) as error:
         raise ValueError(f"engineer.start={start!r}: {error}") from error
     return config
-
-
-def _yaml(name: str, path: str) -> Any:
-    try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"engineer.{name}={path!r}: {error}") from error

@@ -1,7 +1,7 @@
 """The problem sets of a run, generated once and stored in its folder."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -58,12 +58,10 @@ class ProblemSets:
     ) -> None:
         self._settings, self._family, self._store = settings, family, store
         self._reporter, self._first = reporter, first
-        self.validation: list[Problem] = store.kept(
-            store.root / "validation" / "instances.jsonl", self._make_validation
-        )
+        self.validation = self._fixed("validation", lambda: validation_set(settings, family))
         self.test: list[Problem] = []
         if settings.validation.test_instances:
-            self.test = store.kept(store.root / TEST / "instances.jsonl", self._make_test)
+            self.test = self._fixed(TEST, lambda: test_set(settings, family, self.validation))
 
     def training(self, index: int) -> list[Problem]:
         """The training set of a round.
@@ -76,20 +74,20 @@ class ProblemSets:
         path = self._store.round(index) / "instances.jsonl"
         return self._store.kept(path, lambda: self._make_training(index))
 
-    def _make_validation(self) -> list[dict[str, Any]]:
-        self._reporter.line("making the validation set")
-        return self._fixed("validation", validation_set(self._settings, self._family))
+    def _fixed(self, name: str, generate: Callable[[], Generated]) -> list[Problem]:
+        """A set that is the same in all rounds."""
+        folder = self._store.root / name
 
-    def _make_test(self) -> list[dict[str, Any]]:
-        self._reporter.line("making the test set")
-        return self._fixed(TEST, test_set(self._settings, self._family, self.validation))
+        def make() -> list[dict[str, Any]]:
+            self._reporter.line(f"making the {name} set")
+            generated = generate()
+            self._reporter.notes(generated.notes)
+            problems = _named(generated.problems, name)
+            about = {"sha256": set_digest(problems), **generated.report()}
+            self._store.write(folder / "generated.json", about)
+            return problems
 
-    def _fixed(self, name: str, generated: Generated) -> list[dict[str, Any]]:
-        self._reporter.notes(generated.notes)
-        problems = _named(generated.problems, name)
-        about = {"sha256": set_digest(problems), **generated.report()}
-        self._store.write(self._store.root / name / "generated.json", about)
-        return problems
+        return self._store.kept(folder / "instances.jsonl", make)
 
     def _make_training(self, index: int) -> list[dict[str, Any]]:
         settings, family, folder = self._settings, self._family, self._store.round(index)

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from engineer.evidence import FailureBreakdown
 from experiments.families import Family, Generated, NoProblemError, Problem
 from experiments.ring.outcomes import outcome_metrics
 from experiments.run.policy import Policy
@@ -146,21 +145,6 @@ def complete_all(
     return completions, scores
 
 
-class Written(NamedTuple):
-    """What `write_validation` wrote.
-
-    Attributes:
-      records: of all sampled answers, as in `answers.jsonl`.
-      sampled, greedy: their outcomes, and those of the greedy answers.
-      metrics: the rates of both for the log.
-    """
-
-    records: list[dict[str, Any]]
-    sampled: FailureBreakdown
-    greedy: FailureBreakdown
-    metrics: dict[str, float]
-
-
 def write_validation(
     store: RunStore,
     folder: Path,
@@ -169,7 +153,7 @@ def write_validation(
     sampled: Completer,
     greedy: Completer,
     samples: int = 1,
-) -> Written:
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Writes `answers.jsonl` and `greedy.jsonl`, then `validation.json`: then all is complete.
 
     Args:
@@ -177,6 +161,9 @@ def write_validation(
         that are not there yet.
       sampled, greedy: of `validation_completers`.
       samples: sampled completions of each problem; there is one greedy one.
+
+    Returns:
+      (the records of all sampled answers, the rates of these and of the greedy ones for the log).
     """
     records = store.kept(folder / "answers.jsonl", lambda: validated(sampled, samples))
     found = found_greedy = family.breakdown(records)
@@ -201,4 +188,4 @@ def write_validation(
             "truncated_fraction": round(float(np.mean([r["truncated"] for r in records])), 4),
         },
     )
-    return Written(records, found, found_greedy, metrics)
+    return records, metrics

@@ -7,6 +7,7 @@ the rest of that run. If only the weights of the round were kept, training start
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,7 @@ def fresh_start(store: RunStore, policy: Policy, params: Any) -> tuple[Any, dict
     Raises:
       UserError: the weights cannot be read.
     """
-
-    def position() -> dict[str, Any]:
-        made = store.root / files.BRANCH
-        return files.read_file(made).get(files.FRESH, {}) if made.exists() else {}
-
-    begin = distributed.on_first(position)
+    begin = distributed.on_first(store.fresh_state)
     if begin:
         with user_errors():
             folder = store.round(begin["round"]) / "weights"
@@ -113,9 +109,7 @@ def fresh_start(store: RunStore, policy: Policy, params: Any) -> tuple[Any, dict
     return params, begin
 
 
-def copy_rounds(
-    source: Path, target: Path, rounds: int, note: dict[str, Any] | None = None
-) -> None:
+def copy_rounds(source: Path, target: Path, rounds: int, note: Mapping[str, Any]) -> None:
     """Copies the first rounds of a run, without the last one's design, to continue from there.
 
     The copy appears as a whole or not at all, and replaces what is at the target. Its files, which
@@ -136,11 +130,10 @@ def copy_rounds(
     for folder in folders:
         ignore = _OF_DESIGN if folder == folders[-1] else None
         shutil.copytree(source / folder, temporary / folder, ignore=ignore, copy_function=_link)
-    if not (note and files.FRESH in note):
+    if files.FRESH not in note:
         checkpoint = Path("checkpoints", str(end_of_round(source, rounds - 1)))
         shutil.copytree(source / checkpoint, temporary / checkpoint, copy_function=_link)
-    if note:
-        files.write_file(temporary / files.BRANCH, note)
+    files.write_file(temporary / files.BRANCH, note)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
 

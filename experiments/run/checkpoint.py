@@ -13,7 +13,7 @@ import numpy as np
 from experiments import settings as settings_lib
 from experiments.run.policy import Policy, load_params
 from experiments.run.status import Reporter
-from experiments.run.store import RunStore, read_log
+from experiments.run.store import RunStore, checkpoint_steps, read_log
 from experiments.settings import Settings
 from experiments.text.errors import UserError, user_errors
 from learner.decoder import weights
@@ -225,9 +225,7 @@ def find_checkpoint(spec: str) -> RunCheckpoint | None:
     if not ((saved.is_dir() or only_weights) and (folder / "config.json").is_file()):
         return None
     settings = settings_lib.of_run(folder)
-    # By folder names, as Orbax would synchronize with processes that do not call this.
-    names = [path.name for path in saved.iterdir()] if saved.is_dir() else []
-    steps = sorted(int(name) for name in names if name.isdecimal())
+    steps = checkpoint_steps(folder)
     if not (steps or only_weights):
         raise UserError(f"{spec}: the run has no checkpoint yet")
     step = end_of_round(folder, number) if mark == "@" else number if mark else steps[-1]

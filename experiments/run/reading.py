@@ -145,15 +145,6 @@ class Run:
             rates.append((step["task/valid"], step.get("task/optimal", step["task/valid"])))
         return ("valid", "optimal") if any(a != b for a, b in rates) else ("valid",)
 
-    @property
-    def measures(self) -> dict[int, Mapping[str, Any]]:
-        """The measures of all designs that have any, by number of the designed round."""
-        return {
-            each.number + 1: each.design["measures"]
-            for each in self.rounds
-            if each.design is not None and each.design["measures"] is not None
-        }
-
     def option(self, path: str) -> Any:
         """One option by its path, such as "engineer.designer"."""
         return functools.reduce(operator.getitem, path.split("."), self.settings)

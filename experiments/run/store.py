@@ -47,8 +47,8 @@ import yaml
 from engineer.evidence import FailureBreakdown
 from experiments.run import versions
 from experiments.settings import Settings, check_known
-from experiments.text.counting import counted
 from experiments.text.errors import UserError, user_errors
+from experiments.text.templates import counted
 from learner import checks
 from learner.devices import distributed
 
@@ -240,15 +240,13 @@ class RunStore:
         return changed
 
     def saved_steps(self) -> int:
-        """Training steps of the last complete checkpoint or, without one, of a branch's start.
+        """Training steps of the last checkpoint or, without one, of a branch's start."""
+        return max(checkpoint_steps(self.root), default=self.fresh_state().get("total", 0))
 
-        Checkpoints are written in the background, under another name until they are complete.
-        """
-        folder = self.root / "checkpoints"
-        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    def fresh_state(self) -> dict[str, Any]:
+        """The position of a branch that started from weights alone; empty for other runs."""
         branch = self.root / BRANCH
-        begun = read_file(branch).get(FRESH, {}) if branch.exists() else {}
-        return max((int(name) for name in names if name.isdecimal()), default=begun.get("total", 0))
+        return read_file(branch).get(FRESH, {}) if branch.exists() else {}
 
     def opening(self, resume_from: int | None = None) -> str:
         """What a start of the run does, in words: it starts, or resumes from a checkpoint.
@@ -275,6 +273,16 @@ class RunStore:
         last = self.round(settings.loop.rounds - 1) / "evidence.json"
         whole = last.exists() and page.exists() and shown_rounds(page) >= settings.loop.rounds
         return page if whole else None
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Training steps of the complete checkpoints of a run, ascending.
+
+    By folder names, as Orbax would synchronize with processes that do not call this. Checkpoints
+    are written in the background, under another name until they are complete.
+    """
+    names = [path.name for path in (run / "checkpoints").glob("*")]
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def shown_rounds(page: Path) -> int:

@@ -46,12 +46,12 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "devices": f"{len(devices)} x {devices[0].device_kind}",
-        "processor": _processor(),
+        "processor": processor(),
         "variables": variables,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """The kind of processor, whose vector instructions XLA compiles for."""
     path = Path("/proc/cpuinfo")
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -38,8 +38,7 @@ from experiments.settings import Settings
 from experiments.study import provenance, results
 from experiments.study.results import ERROR, FINISHED
 from experiments.study.variants import Branches, Study
-from experiments.text.counting import counted
-from experiments.text.templates import estimate, p_value, render
+from experiments.text.templates import counted, estimate, p_value, render
 
 
 def branch_folder(variant: str, seed: int, index: int, horizon: int) -> Path:

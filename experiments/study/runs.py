@@ -124,17 +124,12 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
         result += [
             Job(f"shared beginning, seed {seed}", folder, start) for folder, start in shared.items()
         ]
-        result += [
-            Job(
-                f"{variant.label}, seed {seed}",
-                run_folder(variant.name, seed),
-                settings[variant.name][seed],
-                variant.name,
-                folders[variant.name] if folders[variant.name] in shared else None,
-                starts[variant.name].loop.rounds if folders[variant.name] in shared else 0,
-            )
-            for variant in study.variants
-        ]
+        for variant in study.variants:
+            title, own = f"{variant.label}, seed {seed}", settings[variant.name][seed]
+            folder = folders[variant.name]
+            begin = (folder, shared[folder].loop.rounds) if folder in shared else ()
+            run = run_folder(variant.name, seed)
+            result.append(Job(title, run, own, variant.name, *begin))
     return result
 
 

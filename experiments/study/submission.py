@@ -7,6 +7,7 @@ once it names another one, or is gone, the job saves and ends.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -26,12 +27,13 @@ _SECONDS = 1.0  # Between looks at `MARK`.
 _DEFAULTS = {"name": "study", "timeout_min": 24 * 60}
 
 
+@dataclasses.dataclass
 class Work:
     """A worker within a job: submitit calls it, and `checkpoint` before it queues the job again.
 
     It is pickled by value, so that a job needs nothing but submitit to read it.
 
-    Args:
+    Attributes:
       command: of the worker, with the run's folder.
       line: for its standard input.
       environment: variables in addition to those of the job.
@@ -40,34 +42,23 @@ class Work:
       left: exit code of a worker that was asked to leave and has saved.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        line: str,
-        environment: Mapping[str, str],
-        log: Path,
-        mark: Path,
-        token: str,
-        left: int,
-    ) -> None:
-        self._made_of = (command, line, environment, log, mark, token, left)
-        self._process: subprocess.Popen[str] | None = None
+    command: Sequence[str]
+    line: str
+    environment: Mapping[str, str]
+    log: Path
+    mark: Path
+    token: str
+    left: int
+    _process: subprocess.Popen[str] | None = dataclasses.field(default=None, init=False)
 
     def __call__(self) -> int:
         """The exit code of the worker."""
-        command, line, environment, log, mark, token, left = self._made_of
-
-        def wanted() -> bool:
-            with contextlib.suppress(FileNotFoundError):
-                return mark.read_text(encoding="utf-8") == token
-            return False
-
-        if not wanted():  # It waited in the queue for a study that has ended.
-            return left
-        with log.open("a", encoding="utf-8") as file:
+        if not self._wanted():  # It waited in the queue for a study that has ended.
+            return self.left
+        with self.log.open("a", encoding="utf-8") as file:
             process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
+                self.command,
+                env={**os.environ, **self.environment},
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
@@ -79,14 +70,19 @@ class Work:
         self._process = process
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(line)
+            process.stdin.write(self.line)
             process.stdin.flush()  # It stays open: its end asks the worker to leave.
         while process.poll() is None:
-            if not wanted():
+            if not self._wanted():
                 process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_SECONDS)
         return process.returncode
+
+    def _wanted(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self.mark.read_text(encoding="utf-8") == self.token
+        return False
 
     def checkpoint(self) -> Any:
         """Has the worker save and end; returns what goes on in the job when it runs again."""
@@ -97,7 +93,7 @@ class Work:
             # `Popen.wait` may have been interrupted for this.
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(type(self)(*self._made_of))
+        return DelayedSubmission(dataclasses.replace(self))
 
 
 class Submitted:
@@ -108,9 +104,8 @@ class Submitted:
         by others than `terminate` is submitted again.
     """
 
-    def __init__(self, executor: Any, work: Work, log: Path, mark: Path) -> None:
-        self._executor, self._work, self._log, self._mark = executor, work, log, mark
-        self._leaving = False
+    def __init__(self, executor: Any, work: Work) -> None:
+        self._executor, self._work, self._leaving = executor, work, False
         self.returncode: int | None = None
         self._job = executor.submit(work)
 
@@ -120,7 +115,7 @@ class Submitted:
             try:
                 self.returncode = int(self._job.result())
             except Exception as error:  # The job ended without an exit code of its worker.
-                with self._log.open("a", encoding="utf-8") as log:
+                with self._work.log.open("a", encoding="utf-8") as log:
                     log.write(f"error: job {self._job.job_id}: {' '.join(str(error).split())}\n")
                 self.returncode = 1
             if self.returncode == preemption.EXIT_CODE and not self._leaving:
@@ -130,7 +125,7 @@ class Submitted:
     def terminate(self) -> None:
         """Asks the worker to save and leave; a job that still waits is cancelled."""
         self._leaving = True
-        self._mark.unlink(missing_ok=True)
+        self._work.mark.unlink(missing_ok=True)
         if self.returncode is None and self._job.state.upper() == "PENDING":
             self._job.cancel(check=False)
             self.returncode = preemption.EXIT_CODE
@@ -189,4 +184,4 @@ class Submitter:
         write_text(mark, token)
         line = json.dumps(settings) + "\n"
         work = Work(command, line, environment, log, mark, token, preemption.EXIT_CODE)
-        return Submitted(self._executor, work, log, mark)
+        return Submitted(self._executor, work)

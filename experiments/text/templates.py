@@ -9,7 +9,7 @@ import jinja2
 import numpy as np
 
 from engineer.analysis import MEASURES
-from experiments.text.counting import counted
+from engineer.space import plural
 
 DASH = "\N{EN DASH}"
 """Placeholder for a missing number."""
@@ -28,6 +28,11 @@ def whole_percent(fraction: float) -> str:
 def number(value: float | None, digits: int = 2) -> str:
     """A number with thousands separators; a dash for None."""
     return DASH if value is None else f"{value:,.{digits}f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as "1 round" and "1,000 rounds"."""
+    return f"{count:,} {noun if count == 1 else plural(noun)}"
 
 
 def duration(seconds: float) -> str:
@@ -52,21 +57,18 @@ def cell(value: Any) -> str:
     return str(value).replace("|", "\\|")
 
 
-def interval(low: float | None, high: float | None, sign: str = "", scale: int = 100) -> str:
-    """The ends of an interval of fractions, in percent; empty if an end is None."""
-    if low is None or high is None:
-        return ""
-    digits = 1 if scale == 100 else 2
-    return f"{scale * low:{sign}.{digits}f} to {scale * high:{sign}.{digits}f}"
-
-
 def estimate(found: Mapping[str, Any], sign: str = "", unit: str = "", scale: int = 100) -> str:
-    """A mean with its interval, times `scale` (100 for percent); a dash if it is None."""
+    """A mean with its interval, if any, times `scale` (100 for percent); a dash if it is None."""
+
+    def shown(value: float) -> str:
+        return format(scale * value, f"{sign}.{1 if scale == 100 else 2}f")
+
     if found["mean"] is None:
         return DASH
-    between = interval(found["low"], found["high"], sign, scale)
-    mean = f"{scale * found['mean']:{sign}.{1 if scale == 100 else 2}f}{unit}"
-    return mean + (f" ({between})" if between else "")
+    mean = shown(found["mean"]) + unit
+    if found["low"] is None or found["high"] is None:
+        return mean
+    return f"{mean} ({shown(found['low'])} to {shown(found['high'])})"
 
 
 def p_value(value: float | None) -> str:
@@ -106,4 +108,4 @@ _TEMPLATES.filters |= {
     for each in (percent, whole_percent, number, duration, cell, estimate, p_value, counted)
 }
 _TEMPLATES.filters |= {"json": json.dumps, "g": "{:g}".format}
-_TEMPLATES.globals |= {"DASH": DASH, "MEASURES": MEASURES, "interval": interval}
+_TEMPLATES.globals |= {"DASH": DASH, "MEASURES": MEASURES}

@@ -10,9 +10,8 @@ from experiments.ring.outcomes import example
 from experiments.run.status import Reporter, describe, numbers, truncation
 from experiments.run.store import RunStore, write_file
 from experiments.settings import from_config
-from experiments.text.counting import counted
 from experiments.text.errors import UserError
-from experiments.text.templates import paragraphs, render
+from experiments.text.templates import counted, paragraphs, render
 
 
 def breakdown(*rows):

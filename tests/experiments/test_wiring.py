@@ -371,9 +371,10 @@ def test_a_branch_copies_no_design_of_its_last_round(tmp_path):
     steps = [{"step": i} for i in range(2)]
     for index in range(3):
         store.write(store.round(index) / "train.jsonl", steps)
-    branching.copy_rounds(source, target, 2)
+    branching.copy_rounds(source, target, 2, {"run": "source", "round": 1})
     copied = {str(path.relative_to(target)) for path in target.rglob("*.json")}
     assert copied == {
+        "branch.json",
         "initial/validation.json",
         "rounds/0/validation.json",
         "rounds/0/design/design.json",

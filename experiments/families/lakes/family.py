@@ -21,7 +21,7 @@ from learner.chat import Completion, Message
 from learner.devices import distributed
 from learner.training.task import Scores
 from mapf_jax import formats
-from mapf_jax.answer_reward import RewardConfig, answer_rewards, next_short_fraction
+from mapf_jax.answer_reward import answer_rewards, next_short_fraction
 from mapf_jax.draw import render
 from mapf_jax.draw.story import tell
 from mapf_jax.draw.svg import svg
@@ -131,13 +131,7 @@ class Lakes(Family):
 
     def task(self, problems: Sequence[Problem]) -> "LakesTask":
         """Prompts whose answers are paths of all agents, verified by the rules."""
-        options = self.options
-        instances = _instances(problems)
-        agents = np.asarray(instances.active).sum(-1).tolist()
-        groups = list(map(options.row, np.asarray(instances.size).tolist(), agents))
-        several = len(options.validation_hole_ratios) > 1
-        limit = options.mean_hole_ratio if several else math.inf
-        return LakesTask(instances, groups, options.reward, options.list_holes, limit)
+        return LakesTask(problems, self.options)
 
     @property
     def validation(self) -> Configuration:
@@ -241,26 +235,20 @@ class LakesTask:
     parts of the reward. It is updated after each scored list of completions.
 
     Args:
-      instances: batch with solutions.
-      groups: row of the configuration of each instance.
-      reward: the reward.
-      list_holes: also list the holes' cells in the prompt.
-      many_holes: lakes with a higher hole ratio have the feature "many holes".
+      problems: with solutions.
+      options: of their lakes.
     """
 
-    def __init__(
-        self,
-        instances: mapf_jax.Instance,
-        groups: Sequence[str],
-        reward: RewardConfig,
-        list_holes: bool,
-        many_holes: float = math.inf,
-    ) -> None:
-        self._instances = instances
-        self._many_holes = many_holes
-        self._groups = groups
-        self._reward = reward
-        self._prompts = [mapf_jax.prompt(instances[i], list_holes) for i in range(len(instances))]
+    def __init__(self, problems: Sequence[Problem], options: LakesOptions) -> None:
+        self._instances, self._reward = _instances(problems), options.reward
+        agents = np.asarray(self._instances.active).sum(-1).tolist()
+        sizes = np.asarray(self._instances.size).tolist()
+        self._groups = list(map(options.row, sizes, agents))
+        several = len(options.validation_hole_ratios) > 1
+        self._many_holes = options.mean_hole_ratio if several else math.inf
+        self._prompts = [
+            mapf_jax.prompt(self._instances[i], options.list_holes) for i in range(len(problems))
+        ]
         self._short_fraction = 0.0
 
     def __len__(self) -> int:
@@ -274,7 +262,7 @@ class LakesTask:
         """R = w_acc R_acc + w_len R_len of every completion; verification is split over processes.
 
         Records also have the cost of a valid plan and the optimum, and the features "needs wait"
-        and "many holes".
+        and, with several hole ratios in the validation set, "many holes".
         """
         chosen = self._instances[np.asarray(indices)]
         assert chosen.solution is not None

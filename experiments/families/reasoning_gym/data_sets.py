@@ -69,7 +69,7 @@ def unknown(name: str) -> str:
 
 
 def attributes(name: str) -> list[dict[str, Any]]:
-    """The attributes of a curriculum whose levels differ: `name`, `meaning`, `numeric`, `levels`.
+    """The attributes of a curriculum whose levels differ: `name`, `numeric`, `levels`.
 
     `levels` describes each level in words: that level alone, and all levels up to it.
     """
@@ -82,9 +82,7 @@ def attributes(name: str) -> list[dict[str, Any]]:
         ]
         if len({alone for alone, _ in pairs}) > 1:
             numeric = all(type(level) in (int, float) for level in attribute.levels)
-            meaning = attribute.description or attribute.name
-            row = {"name": attribute.name, "meaning": meaning, "numeric": numeric, "levels": pairs}
-            rows.append(row)
+            rows.append({"name": attribute.name, "numeric": numeric, "levels": pairs})
     return rows
 
 
