@@ -25,7 +25,7 @@ from experiments.ring.change import Change, change_of
 from experiments.ring.hindsight import Hindsight
 from experiments.ring.metrics import check_packages, of_design, of_validation, open_writers
 from experiments.ring.problem_sets import ProblemSets
-from experiments.ring.validation import validate, validation_completers, write_validation
+from experiments.ring.validation import Written, validate, validation_completers, write_validation
 from experiments.run import branching, policy, process
 from experiments.run.checkpoint import Position, RunCheckpoints
 from experiments.run.reading import readings
@@ -37,6 +37,9 @@ from learner.devices import distributed
 from learner.devices.preemption import Preemption
 from learner.training import metrics
 from learner.training.trainer import GRPOTrainer, frozen_params
+
+Outcomes = tuple[FailureBreakdown, FailureBreakdown]
+"""Those of sampled and of greedy answers in a validation."""
 
 
 class Loop:
@@ -94,19 +97,21 @@ class Loop:
             self._write_metrics = stack.enter_context(opened)
             self._problems = ProblemSets(settings, self._family, store, self._reporter, self._first)
             self._preemption.agree()
-            self._validate(params, store.root / "initial", 0)
+            validated = self._validate(params, store.root / "initial", 0)
             if settings.loop.rounds > settings.engineer.kept_rounds:
                 self._read(params, store.root / "initial", 0)
-            self._report("before training", store.root / "initial")
+            self._report("before training", store.root / "initial", validated)
             self._test(params, store.root / "initial", 0)
             position = self._start(params)
             del params  # Training donates them.
             for index in range(settings.loop.rounds):
                 folder = store.round(index)
-                if index >= position.round:
+                if index < position.round:
+                    validated = self._validated(folder)
+                else:
                     self._train(index, position)
                     params = self._trainer.policy_params(position.state)
-                    self._validate(params, folder, position.total)
+                    validated = self._validate(params, folder, position.total)
                     if index + 1 == settings.loop.rounds:
                         self._test(params, folder, position.total)
                     self._checkpoints.keep_weights(self._policy, params, index)
@@ -115,7 +120,7 @@ class Loop:
                     if index + 1 < settings.loop.rounds:
                         self._train_engineer(index, position)
                         self._design(index, position)
-                self._report(f"round {index + 1}", folder)
+                self._report(f"round {index + 1}", folder, validated)
 
     def _load(self) -> Any:
         """Sets up everything but the files of the run; returns the initial parameters."""
@@ -235,25 +240,26 @@ class Loop:
         before, self._processor = self._processor, time.process_time()
         return self._processor - before
 
-    def _validate(self, params: Any, folder: Path, steps: int) -> None:
+    def _validate(self, params: Any, folder: Path, steps: int) -> Outcomes:
         """Validates the parameters after `steps` steps in all, unless that is done already."""
         if self._store.exists(folder / "validation.json"):
-            return
+            return self._validated(folder)
         if not steps:
             self._reporter.line("compiling the sampler, then validating the untrained model")
         problems = self._problems.validation
         with self._timed("validation", steps):
-            records, rates = self._answer(folder, problems, params)
+            done = self._answer(folder, problems, params)
         if self._settings.log.on:
             path = folder / "environment.yaml"
             config = self._store.read(path, Configuration.from_dict) if steps else None
             shown = outcomes.example(self._store, self._family, folder)
-            found = of_validation(self._family, problems, records, config, shown)
-            self._write_metrics(steps, {**rates, **found})
+            found = of_validation(self._family, problems, done.records, config, shown)
+            self._write_metrics(steps, {**done.metrics, **found})
         self._preemption.agree()
+        return done.sampled, done.greedy
 
-    def _validated(self, folder: Path) -> tuple[FailureBreakdown, FailureBreakdown]:
-        """The outcomes of the sampled and of the greedy answers in a finished validation."""
+    def _validated(self, folder: Path) -> Outcomes:
+        """The outcomes of a validation that has its files."""
         found = self._store.read(folder / "validation.json")
         return FailureBreakdown.from_dict(found), FailureBreakdown.from_dict(found["greedy"])
 
@@ -265,9 +271,7 @@ class Loop:
                 self._answer(folder, self._problems.test, params)
             self._preemption.agree()
 
-    def _answer(
-        self, folder: Path, problems: Sequence[Problem], params: Any
-    ) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    def _answer(self, folder: Path, problems: Sequence[Problem], params: Any) -> Written:
         """Writes the files of a validation; see `write_validation`."""
         return write_validation(
             self._store,
@@ -348,9 +352,8 @@ class Loop:
         now = {**design, "config": Configuration.from_dict(design["config"])}
         return change_of(was, now, self._validated(folder)[0], self._family)
 
-    def _report(self, title: str, folder: Path) -> None:
+    def _report(self, title: str, folder: Path, validated: Outcomes) -> None:
         """Shows a validation, and the design that followed, if any."""
-        sampled, greedy = self._validated(folder)
         path, changed = folder / "design" / "design.json", []
         ending = ""
         if self._store.exists(path):
@@ -359,12 +362,12 @@ class Loop:
             ending = describe(design, was, self._family.space)
             change = self._change(folder, design)
             changed = [f"the design {change.sentence()}"] if change.moves else []
-        self._reporter.validation(title, sampled, greedy, ending)
+        self._reporter.validation(title, *validated, ending)
         if self._store.exists(folder / READING):
             found = self._store.read(folder / READING, readings)
             self._reporter.notes([f"reading: {reading.remark(found)}"])
         self._reporter.notes(changed)
-        self._reporter.notes(truncation(sampled, self._settings.validation.max_new_tokens))
+        self._reporter.notes(truncation(validated[0], self._settings.validation.max_new_tokens))
         if self._store.exists(folder / "train.jsonl"):
             remark = outcomes.faint_signal(self._store.read(folder / "train.jsonl"))
             self._reporter.notes([remark] if remark else [])

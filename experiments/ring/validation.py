@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from engineer.evidence import FailureBreakdown
 from experiments.families import Family, Generated, NoProblemError, Problem
 from experiments.ring.outcomes import outcome_metrics
 from experiments.run.policy import Policy
@@ -145,6 +146,21 @@ def complete_all(
     return completions, scores
 
 
+class Written(NamedTuple):
+    """What `write_validation` wrote.
+
+    Attributes:
+      records: of all sampled answers, as in `answers.jsonl`.
+      sampled, greedy: their outcomes, and those of the greedy answers.
+      metrics: the rates of both for the log.
+    """
+
+    records: list[dict[str, Any]]
+    sampled: FailureBreakdown
+    greedy: FailureBreakdown
+    metrics: dict[str, float]
+
+
 def write_validation(
     store: RunStore,
     folder: Path,
@@ -153,7 +169,7 @@ def write_validation(
     sampled: Completer,
     greedy: Completer,
     samples: int = 1,
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
+) -> Written:
     """Writes `answers.jsonl` and `greedy.jsonl`, then `validation.json`: then all is complete.
 
     Args:
@@ -161,9 +177,6 @@ def write_validation(
         that are not there yet.
       sampled, greedy: of `validation_completers`.
       samples: sampled completions of each problem; there is one greedy one.
-
-    Returns:
-      (the records of all sampled answers, the rates of these and of the greedy ones for the log).
     """
     records = store.kept(folder / "answers.jsonl", lambda: validated(sampled, samples))
     found = found_greedy = family.breakdown(records)
@@ -188,4 +201,4 @@ def write_validation(
             "truncated_fraction": round(float(np.mean([r["truncated"] for r in records])), 4),
         },
     )
-    return records, metrics
+    return Written(records, found, found_greedy, metrics)

@@ -202,7 +202,7 @@ def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(famil
 
     problems = [{"id": name, "group": "3", "terms": [1, 2]} for name in "ab"]
     store, fixed = RunStore(tmp_path), (from_config({}), family)
-    records, metrics = write_validation(
+    written = write_validation(
         store,
         tmp_path,
         family,
@@ -211,15 +211,16 @@ def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(famil
         respond("3"),
         samples=2,
     )
-    assert records == store.read(tmp_path / "answers.jsonl")
+    assert written.metrics["validation/valid"] == written.sampled.valid_rate == 0.5
+    assert written.metrics["validation_greedy/valid"] == written.greedy.valid_rate == 1.0
+    records = store.read(tmp_path / "answers.jsonl")
+    assert written.records == records
     assert [(record["id"], record["text"]) for record in records] == [
         ("a", "3"), ("a", "7"), ("b", "3"), ("b", "7"),
     ]  # fmt: skip
     found = store.read(tmp_path / "validation.json")
     outcomes = [FailureBreakdown.from_dict(each) for each in (found, found["greedy"])]
     assert [each.answers for each in outcomes] == [4, 2]
-    assert metrics["validation/valid"] == outcomes[0].valid_rate == 0.5
-    assert metrics["validation_greedy/valid"] == outcomes[1].valid_rate == 1.0
     point = {"valid": 2, "answers": 4, "greedy": 2, "greedy_answers": 2}
     assert [rate(point, name) for name in ("valid", "greedy")] == [0.5, 1.0]
 

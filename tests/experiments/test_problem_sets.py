@@ -132,7 +132,7 @@ def test_a_round_keeps_its_steps_or_its_configuration_and_says_so(given, capsys)
     assert f"<b>Round 2:</b> {NO_SIGNAL}." in shown
     one = loop.Loop(settings, store, Reporter())
     one._family = family
-    one._report("round 2", store.round(1))
+    one._report("round 2", store.round(1), one._validated(store.round(1)))
     assert f"  {NO_SIGNAL}\n" in capsys.readouterr().out
 
 
