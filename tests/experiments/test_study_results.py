@@ -48,19 +48,19 @@ def test_only_a_row_that_was_mastered_can_fall():
 
 
 def test_learning_is_drawn_over_what_it_costs():
-    runs = {"a": [run("a", point(0, 1), point(10, 5))], "b": [run("b", point(0, 2), point(10, 6))]}
-
-    class Shown:
-        labels, finished = {"a": "a", "b": "b"}, runs
-
-    assert [chart.name for chart in study_page._mean_curves(Shown)][2:] == ["learning_cost"]
-    (chart,) = study_page._mean_curves(Shown)[2:]
+    runs = [run("a", point(0, 1), point(10, 5)), run("b", point(0, 2), point(10, 6))]
+    study = {
+        "variants": [{"name": name, "label": name} for name in "ab"],
+        "runs": [{**one, "status": "finished"} for one in runs],
+    }
+    *_, chart = charts = study_page._mean_curves(study)
+    assert [chart.name for chart in charts][2:] == ["learning_cost"]
     assert [(line.x, line.y) for line in chart.series] == [
         ([0.0, 20.0], [10.0, 50.0]),
         ([0.0, 20.0], [20.0, 60.0]),
     ]
-    runs["a"][0]["points"][1]["processor_seconds"] = None  # Of an older study.
-    assert len(study_page._mean_curves(Shown)) == 2
+    runs[0]["points"][1]["processor_seconds"] = None  # Of an older study.
+    assert len(study_page._mean_curves(study)) == 2
 
 
 def test_new_studies_sample_four_answers_and_registered_ones_keep_one():
