@@ -20,8 +20,8 @@ from runner import Case, compare
 
 def tables(
     model: str = "smollm2",
-    rounds: int = 5,
-    steps: int = 6,
+    rounds: int = 3,
+    steps: int = 5,
     rows: int = 8,
     prompt_tokens: int = 32,
     new_tokens: int = 96,
