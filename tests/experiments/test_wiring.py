@@ -52,6 +52,22 @@ def store(tmp_path):
     return RunStore(tmp_path)
 
 
+# How a model is computed
+
+
+def test_how_a_model_is_computed_reaches_it():
+    chosen = {
+        "dtype": "bfloat16",
+        "cache_dtype": "float8_e4m3fn",
+        "remat": "dots",
+        "scan_unroll": 2,
+    }
+    settings = from_config({"model": chosen})
+    assert chosen.keys() == {field.name for field in dataclasses.fields(settings.model)} - {"path"}
+    config = policy.load_policy(settings).config
+    assert {name: getattr(config, name) for name in chosen} == chosen
+
+
 # What a designer reads, and what it learns from
 
 
