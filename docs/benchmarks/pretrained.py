@@ -67,11 +67,7 @@ def tables(
         },
         rounds,
     )
-    own: np.ndarray | None = None
-    for measurement in (m for outcome in outcomes.values() for m in outcome.measurements):
-        found = np.array(measurement.pop("ids"))
-        own = found if own is None else own
-        measurement["same tokens"] = float((found == own).mean()) if len(found) else 0.0
+    runner.compare_tokens(outcomes)
     yield runner.comparison(
         f"Sampling: {slots} prompts of {prompt_tokens} tokens, {new_tokens} new ones each",
         outcomes,

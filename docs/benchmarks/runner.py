@@ -104,6 +104,17 @@ def seconds(function: Callable[[], Any], repeats: int) -> float:
     return statistics.median(timer.repeat(repeats, calls)) / calls
 
 
+def compare_tokens(outcomes: Mapping[str, Outcome]) -> None:
+    """Replaces the `ids` of each measurement by the fraction that equals those of the first."""
+    import numpy as np
+
+    measurements = [m for outcome in outcomes.values() for m in outcome.measurements]
+    ids = [np.array(measurement.pop("ids")) for measurement in measurements]
+    for measurement, found in zip(measurements, ids, strict=True):
+        same = found.shape == ids[0].shape
+        measurement["same tokens"] = float((found == ids[0]).mean()) if same else 0.0
+
+
 def comparison(title: str, outcomes: Mapping[str, Outcome], unit: str, note: str) -> "Table":
     """A table of engines on the same task; the first one is this project's.
 

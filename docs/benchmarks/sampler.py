@@ -72,12 +72,7 @@ def tables(
             },
             rounds,
         )
-    own: np.ndarray | None = None
-    for measurement in (m for outcome in outcomes.values() for m in outcome.measurements):
-        ids = np.array(measurement.pop("ids"))
-        own = ids if own is None else own
-        same = ids.shape == own.shape
-        measurement["same tokens"] = float((ids == own).mean()) if same else 0.0
+    runner.compare_tokens(outcomes)
     yield runner.comparison(
         f"{slots} prompts of {prompt_tokens} tokens, {new_tokens} new ones each",
         outcomes,
