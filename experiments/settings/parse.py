@@ -81,17 +81,18 @@ def check_known(folder: Path, config: Mapping[str, Any]) -> None:
     """
     known = set(_paths(Settings, ""))
     gone = [path for path in _leaves(config) if path not in known]
+    if not gone:
+        return
 
     def age(path: str) -> int:
         return [*_LATER].index(path) + 2 if path in _LATER else int(_renamed(path) is not None)
 
-    # A run with several is of the oldest of their revisions.
-    for path in sorted(gone, key=age)[:1]:
-        revision = (_GONE_AFTER, _RENAMED_AFTER, *_LATER.values())[age(path)]
-        raise UserError(
-            f"{folder}: the run there has options that are gone, such as {path}; finish it with "
-            f"revision {revision}"
-        )
+    path = min(gone, key=age)  # A run with several is of the oldest of their revisions.
+    revision = (_GONE_AFTER, _RENAMED_AFTER, *_LATER.values())[age(path)]
+    raise UserError(
+        f"{folder}: the run there has options that are gone, such as {path}; finish it with "
+        f"revision {revision}"
+    )
 
 
 def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[str]:

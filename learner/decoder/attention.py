@@ -361,7 +361,11 @@ _KERNELS: dict[str, Callable[..., Array]] = {
 
 
 def stored(x: Array, dtype: Any) -> Array:
-    """Keys or values as a cache of this dtype holds them: 8 bits end at 448, and NaN comes next."""
+    """Keys or values [...] in the dtype of a KV cache.
+
+    In 8 bits, those beyond the largest number (448 in float8_e4m3fn) become it; a bare conversion
+    would make them NaN.
+    """
     if jnp.dtype(dtype).itemsize == 1:
         most = float(jnp.finfo(dtype).max)
         x = jnp.clip(x, -most, most)

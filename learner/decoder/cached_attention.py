@@ -105,7 +105,8 @@ def cached_attention(
             Two samples may share a page only if neither's result matters.
         implementation: `choose_decoding(config).name`; kernels need S to be a multiple of `LANES`.
 
-    The caches may have another dtype than `q`, in which their numbers are multiplied.
+    Caches in another dtype than `q` (`DecoderConfig.cache_dtype`) are converted to that of `q`
+    before the products.
 
     Returns:
         Keys and values with the token in them, and [P, G, H * h] in the dtype of `q`. Scores and

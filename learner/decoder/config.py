@@ -9,6 +9,7 @@ from typing import Any, Self
 from learner import checks
 
 DTYPES = ("float32", "bfloat16", "float16")
+#: Of the KV cache; "" is that of activations.
 CACHE_DTYPES = ("", "float8_e4m3fn")
 
 #: What the backward pass keeps of a block; the rest is computed again. See `DecoderConfig.remat`.
@@ -234,7 +235,7 @@ class DecoderConfig:
 
     @property
     def kv_dtype(self) -> str:
-        """Of the KV cache."""
+        """Dtype of the KV cache."""
         return self.cache_dtype or self.dtype
 
     @property

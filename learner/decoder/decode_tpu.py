@@ -24,7 +24,7 @@ _BLOCK_TOKENS = 2048
 _BLOCK_BYTES = 1 << 20
 # Most samples of a prompt that the kernel holds at once.
 _SAMPLES = 16
-# Bytes of a column of a tile: the least of values that can be written, 16 tokens of 16 bits.
+# Bytes that the tokens of a tile of values take in one column; a tile is the least written at once.
 _TILE_BYTES = 32
 # Rows of a vector register.
 _SUBLANES = 8
@@ -264,7 +264,7 @@ def _entry(table: Any, name: str, core: Any, step: Any, cores: int, most: int) -
 
 
 def _tile_tokens(dtype: Any) -> int:
-    """The least tokens of values that can be written: 16 of 16 bits, 32 of 8."""
+    """Tokens of a tile of values, the least written at once: 16 in 16 bits, 32 in 8."""
     return _TILE_BYTES // jnp.dtype(dtype).itemsize
 
 
