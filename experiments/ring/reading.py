@@ -19,6 +19,7 @@ from engineer.context import ContextSpec, Message
 from engineer.curricula import BY_RULE
 from engineer.reading import Control, Question, Reading, Scorer
 from engineer.texts import FamilyTexts
+from experiments import name_of
 from experiments.families import Family, demonstrations
 from experiments.run.policy import Policy
 from experiments.settings import Settings
@@ -175,4 +176,4 @@ def remark(found: Mapping[str, Reading]) -> str:
     reads = any(interval(one).low > CHANCE for one in found.values())
     if reads:
         return line
-    return f"{line}. It may not read: ask more with experiments.reading, or {INSTEAD}"
+    return f"{line}. It may not read: ask more with {name_of('reading')}, or {INSTEAD}"
