@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments import settings as settings_lib
+from experiments.run import process
 from experiments.run.policy import Policy, load_params
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore, checkpoint_steps, read_log
@@ -130,6 +131,7 @@ class RunCheckpoints(Checkpoints):
             "task": position.task,
             "prompt_scores": position.prompt_scores.to_dict() if position.prompt_scores else None,
         }
+        process.return_freed_memory()  # Otherwise the copy that is saved comes on top of it.
         self.save(position.total, position.state, metadata, keep)
 
     @contextlib.contextmanager
