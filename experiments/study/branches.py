@@ -79,7 +79,7 @@ def write(
 
 def _run(root: Path, of: Branches, variant: str, seed: int) -> dict[str, Any]:
     """The branches of a variant and seed, as in `study.json`."""
-    pairs = list(itertools.product(of.rounds, of.horizons))
+    pairs = list(itertools.product(of.rounds, of.horizons_of(variant)))
     folders = [branch_folder(variant, seed, *pair) for pair in pairs]
     errors = [root / folder / ERROR for folder in folders if (root / folder / ERROR).exists()]
     finished = all((root / folder / FINISHED).exists() for folder in folders)
@@ -126,7 +126,7 @@ def _branch(folder: Path, index: int, horizon: int) -> dict[str, Any]:
 
 
 def compare(study: Study, of: Branches, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`metrics`, `comparison`, `designs`, `primary` and `equivalent` of all finished runs.
+    """`metrics`, `comparison`, `designs`, `primary` and `equivalent` of what is finished.
 
     Args:
       runs: as in `study.json`.
@@ -136,9 +136,8 @@ def compare(study: Study, of: Branches, runs: Sequence[Mapping[str, Any]]) -> di
         name: {variant.name: {} for variant in study.variants} for name in labels
     }
     for run in runs:
-        if run["status"] == "finished":
-            for name, value in _scores(of, run).items():
-                values[name][run["variant"]][run["seed"]] = value
+        for name, value in _scores(of, run).items():
+            values[name][run["variant"]][run["seed"]] = value
     first = values["valid_1"]
     pairs = {pair: (first[pair[0]], first[pair[1]]) for pair in of.pairs}
     tested = statistics.paired_together({pair: pairs[pair] for pair in of.primary})
@@ -177,10 +176,12 @@ def _labels(of: Branches) -> dict[str, str]:
 
 
 def _scores(of: Branches, run: Mapping[str, Any]) -> dict[str, float]:
-    """Every metric of a finished run."""
-    found = {"cpu_seconds": run["cpu_seconds"]}
-    for horizon in of.horizons:
+    """The metrics of a run at the horizons at which all its branches are finished."""
+    found = {"cpu_seconds": run["cpu_seconds"]} if run["status"] == "finished" else {}
+    for horizon in of.horizons_of(run["variant"]):
         done = [branch for branch in run["branches"] if branch["horizon"] == horizon]
+        if not all(branch["test"] for branch in done):
+            continue
         rates = [branch["test"]["valid"] / branch["test"]["answers"] for branch in done]
         rows = np.array([list(branch["test"]["by_row"].values()) for branch in done])
         found[f"valid_{horizon}"] = float(np.mean(rates))

@@ -136,30 +136,37 @@ def jobs(study: Study, settings: Mapping[str, Mapping[int, Settings]]) -> list[J
 def _branch_jobs(
     study: Study, of: Branches, settings: Mapping[str, Mapping[int, Settings]]
 ) -> Iterator[Job]:
-    """Yields the reference's run of every seed, then its branches, each after what it starts from.
+    """Yields every job after what it starts from, short horizons first.
 
-    A branch with a longer horizon starts from the one before it, at its end.
+    These are, seed by seed, the reference's run and its branches. A branch with a longer horizon
+    starts from the one before it, at its end.
     """
-    for seed in study.seeds:
-        trunk, of_trunk = run_folder(study.reference, seed), settings[study.reference][seed]
-        yield Job(f"trunk, seed {seed}", trunk, of_trunk, study.reference)
+    for horizon, seed in itertools.product(of.horizons, study.seeds):
+        trunk = run_folder(study.reference, seed)
+        if horizon == 1:
+            of_trunk = settings[study.reference][seed]
+            yield Job(f"trunk, seed {seed}", trunk, of_trunk, study.reference)
         for index, variant in itertools.product(of.rounds, study.variants):
-            begin, of_variant = (trunk, index + 1), settings[variant.name][seed]
-            for horizon in of.horizons:
-                folder = branch_folder(variant.name, seed, index, horizon)
-                title = f"{variant.label}, seed {seed}, rounds/{index} + {horizon}"
-                rounds = index + 1 + horizon
-                run = dataclasses.replace(
-                    of_variant,
-                    loop=LoopSettings(rounds),
-                    # A longer branch needs its end alone, which is always kept.
-                    checkpoint=dataclasses.replace(of_variant.checkpoint, of_rounds="nothing"),
-                )
-                if horizon > 1:
-                    returns = EngineerSettings("first", start=run.engineer.start)
-                    run = dataclasses.replace(run, engineer=returns)
-                yield Job(title, folder, run, variant.name, *begin)
-                begin = folder, rounds
+            horizons = of.horizons_of(variant.name)
+            if horizon not in horizons:
+                continue
+            rounds, of_variant = index + 1 + horizon, settings[variant.name][seed]
+            run = dataclasses.replace(
+                of_variant,
+                loop=LoopSettings(rounds),
+                # A longer branch needs its end alone, which is always kept.
+                checkpoint=dataclasses.replace(of_variant.checkpoint, of_rounds="nothing"),
+            )
+            begin = trunk, index + 1
+            if horizon > 1:
+                returns = EngineerSettings("first", start=run.engineer.start)
+                run = dataclasses.replace(run, engineer=returns)
+                shorter = horizons[horizons.index(horizon) - 1]
+                folder = branch_folder(variant.name, seed, index, shorter)
+                begin = folder, index + 1 + shorter
+            title = f"{variant.label}, seed {seed}, rounds/{index} + {horizon}"
+            folder = branch_folder(variant.name, seed, index, horizon)
+            yield Job(title, folder, run, variant.name, *begin)
 
 
 class Work(NamedTuple):

@@ -43,13 +43,18 @@ class Variant:
             raise ValueError(
                 f"variant={self.name!r}: allowed are small letters, digits, '_', '.' and '-'"
             )
-        for path in self.changes:
-            try:
-                settings_lib.check_field(path)
-            except ValueError as error:
-                raise ValueError(f"variant={self.name!r}: {error}") from error
-            if path == "seed":
-                raise ValueError(f"variant={self.name!r}: seed: the seeds are those of the study")
+        _check_changes(f"variant={self.name!r}", self.changes)
+
+
+def _check_changes(of: str, changes: Mapping[str, Any]) -> None:
+    """Raises a ValueError, which begins with `of`, for an unknown option and for the seed."""
+    for path in changes:
+        try:
+            settings_lib.check_field(path)
+        except ValueError as error:
+            raise ValueError(f"{of}: {error}") from error
+        if path == "seed":
+            raise ValueError(f"{of}: seed: the seeds are those of the study")
 
 
 class Budget(NamedTuple):
@@ -111,6 +116,7 @@ class Branches:
         over these pairs.
       equivalent: a pair that is also tested for equivalence, or None.
       bound: the largest difference, a fraction of answers, that counts as none.
+      longer: variants that go on after one round, the reference among them; all of them if empty.
     """
 
     rounds: tuple[int, ...]
@@ -118,6 +124,7 @@ class Branches:
     primary: tuple[tuple[str, str], ...] = ()
     equivalent: tuple[str, str] | None = None
     bound: float = 0.0075
+    longer: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 0), ("horizons", 1)):
@@ -128,6 +135,10 @@ class Branches:
             raise ValueError(f"horizons={self.horizons}: the first one must be 1")
         if self.bound <= 0:
             raise ValueError(f"bound={self.bound}: must be above 0")
+
+    def horizons_of(self, variant: str) -> tuple[int, ...]:
+        """The horizons of a variant."""
+        return self.horizons if not self.longer or variant in self.longer else (1,)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -144,6 +155,8 @@ class Study:
       variants: at least two.
       reference: name of the variant that the others are compared with.
       seeds: of the runs; the same for every variant, so that runs of one seed are pairs.
+      blocks: options that differ between seeds, such as {3: {"model.path": "sums"}}: blocks of
+        seeds with a warm start each.
       may_differ: parts of the `Budget` in which variants may differ; all others must be equal.
       branches: if the variants branch from the reference's runs.
       registration: what was written down before the first run, see `experiments.study.provenance`;
@@ -154,6 +167,7 @@ class Study:
     variants: tuple[Variant, ...]
     reference: str
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    blocks: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     may_differ: tuple[str, ...] = ()
     branches: Branches | None = None
     registration: str = ""
@@ -166,6 +180,8 @@ class Study:
             raise ValueError(f"reference={self.reference!r}: allowed are {names}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"seeds={self.seeds}: distinct integers from 0 up are needed")
+        for seed, changes in self.blocks.items():
+            _check_changes(f"blocks: seed {seed}", changes)
         if not set(self.may_differ) <= set(Budget._fields):
             raise ValueError(f"may_differ={self.may_differ}: allowed are {Budget._fields}")
         if self.branches is not None:
@@ -174,6 +190,11 @@ class Study:
     def _check_branches(self, branches: Branches) -> None:
         """Raises a ValueError for unknown names, and variants that differ in more than designs."""
         names = [variant.name for variant in self.variants]
+        if branches.longer and not {self.reference} <= {*branches.longer} <= {*names}:
+            raise ValueError(
+                f"branches: longer={branches.longer}: allowed are {names}, {self.reference!r} "
+                "among them"
+            )
         for pair in branches.pairs:
             if len(set(pair)) < 2 or not set(pair) <= set(names):
                 raise ValueError(f"branches: pair {pair}: allowed are two of {names}")
@@ -207,13 +228,10 @@ class Study:
         """
         result: dict[str, dict[int, Settings]] = {}
         for variant in self.variants:
-            options = base.to_dict()
-            for path, value in variant.changes.items():
-                *groups, name = path.split(".")
-                functools.reduce(operator.getitem, groups, options)[name] = value
             try:
                 result[variant.name] = {
-                    seed: settings_lib.from_config({**options, "seed": seed}) for seed in self.seeds
+                    seed: _changed(base, variant.changes, self.blocks.get(seed, {}), seed)
+                    for seed in self.seeds
                 }
             except UserError as error:
                 raise UserError(f"variant {variant.name}: {error}") from error
@@ -230,6 +248,20 @@ class Study:
             if part not in self.may_differ:
                 _check_equal(part, budgets, "equal budgets but for what may_differ names")
         return result
+
+
+def _changed(
+    base: ml_collections.ConfigDict,
+    variant: Mapping[str, Any],
+    block: Mapping[str, Any],
+    seed: int,
+) -> Settings:
+    """The options of one run; those of its variant count before those of its block of seeds."""
+    options = base.to_dict()
+    for path, value in {**block, **variant}.items():
+        *groups, name = path.split(".")
+        functools.reduce(operator.getitem, groups, options)[name] = value
+    return settings_lib.from_config({**options, "seed": seed})
 
 
 def _check_trunk(branches: Branches, trunk: Settings) -> None:
