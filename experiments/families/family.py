@@ -423,22 +423,27 @@ class ProblemTask(Task):
     def score(self, indices: np.ndarray, completions: Sequence[Completion]) -> Scores:
         """A record and a reward for each completion; verification is split over processes.
 
+        Equal answers to a problem are verified once.
+
         The metric `seconds_lost` is there if verification ran out of time.
 
         Raises:
           FamilyError: most of the time of this task was lost like that.
         """
 
-        def verified(i: int) -> tuple[Record, float]:
+        def verified(answer: tuple[int, str]) -> tuple[Record, float]:
             begin = time.monotonic()
-            record, out_of_time = self._record(self._problems[int(indices[i])], completions[i])
+            record, out_of_time = self._record(self._problems[answer[0]], answer[1])
             return record, time.monotonic() - begin if out_of_time else 0.0
 
+        answers = [(int(i), c.answer) for i, c in zip(indices, completions, strict=True)]
+        distinct = list(dict.fromkeys(answers))
         with ThreadPoolExecutor(sandbox.WORKERS) as pool:
             found = distributed.sharded_map(
-                lambda rows: list(pool.map(verified, rows)), len(completions)
+                lambda rows: list(pool.map(verified, [distinct[i] for i in rows])), len(distinct)
             )
-        records = [record for record, _ in found]
+        of_answer = dict(zip(distinct, found, strict=True))
+        records = [dict(of_answer[answer][0]) for answer in answers]
         metrics = self._count_lost(sum(seconds for _, seconds in found))
         given = [(record.get("reward"), record["valid"]) for record in records]
         scores = [float(valid if reward is None else reward) for reward, valid in given]
@@ -448,11 +453,11 @@ class ProblemTask(Task):
         rewards = np.asarray(scores - self._token_cost * lengths, np.float32)
         return Scores(rewards=rewards, metrics=metrics, records=records)
 
-    def _record(self, problem: Problem, completion: Completion) -> tuple[Record, bool]:
-        """The record of a completion, and whether its verification ran out of time."""
+    def _record(self, problem: Problem, answer: str) -> tuple[Record, bool]:
+        """The record of an answer, and whether its verification ran out of time."""
         known = {"group": problem["group"]} if "group" in problem else {}
         try:
-            found = self._verify(problem, completion.answer)
+            found = self._verify(problem, answer)
             shapes.check(found, {"failed": [str]}, "verify")
             record = {**known, "valid": not found["failed"], **found}
             self._check(record)
