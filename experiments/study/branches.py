@@ -15,6 +15,9 @@
                     valid_1_after_R for each round R alone; cpu_seconds
     designs         [{variant, designs, distinct}]: numbers of designs over seeds and rounds
     primary         [{variant, other, ...}]: `experiments.statistics.paired_together` of valid_1
+    blocks          [{changes, seeds, primary}] where options differ between seeds: those options,
+                    the seeds that share them, and `experiments.statistics.paired` of the pairs of
+                    `primary` over them, {variant, other, ...}
     equivalent      {variant, other, bound, mean, low, high, p, ...}: the difference in valid_1, and
                     p of `experiments.statistics.equivalent`; null if none is asked for
 
@@ -23,7 +26,7 @@ The unit is a seed: its value is the mean over the rounds after which it branche
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +161,39 @@ def compare(study: Study, of: Branches, runs: Sequence[Mapping[str, Any]]) -> di
         "primary": [
             {"variant": one, "other": other, **result} for (one, other), result in tested.items()
         ],
+        "blocks": [
+            {
+                "changes": changes,
+                "seeds": seeds,
+                "primary": [
+                    {"variant": one, "other": other, **statistics.paired(*_of(seeds, *both))}
+                    for (one, other), both in pairs.items()
+                    if (one, other) in of.primary
+                ],
+            }
+            for changes, seeds in _blocks(study)
+        ],
         "equivalent": equivalent,
     }
+
+
+def _blocks(study: Study) -> list[tuple[dict[str, Any], list[int]]]:
+    """The options that differ between seeds, and the seeds that share them; empty if none do."""
+    found: list[tuple[dict[str, Any], list[int]]] = []
+    for seed in study.seeds if study.blocks else ():
+        changes = dict(study.blocks.get(seed, {}))
+        seeds = next((seeds for known, seeds in found if known == changes), None)
+        if seeds is None:
+            found.append((changes, [seed]))
+        else:
+            seeds.append(seed)
+    return found
+
+
+def _of(seeds: Sequence[int], *values: Mapping[int, float]) -> Iterator[dict[int, float]]:
+    """Values by seed, of some seeds alone."""
+    for of_seed in values:
+        yield {seed: value for seed, value in of_seed.items() if seed in seeds}
 
 
 def _labels(of: Branches) -> dict[str, str]:
@@ -218,6 +252,14 @@ def markdown(found: Mapping[str, Any]) -> str:
         title = f"{labels[one['variant']]} minus {labels[one['other']]}"
         within = f"p ({100 * one['bound']:g} points)"
         tables.append(Table("Equivalence", [*head, within], [(title, *_tested(one))]))
+    if blocks := found["blocks"]:
+        of_block = ["; ".join(f"{k}={v}" for k, v in one["changes"].items()) for one in blocks]
+        lines = [
+            (name, text, *_tested(one))
+            for text, block in zip(of_block, blocks, strict=True)
+            for (name, *_), one in zip(hypotheses, block["primary"], strict=True)
+        ]
+        tables.append(Table("Blocks of seeds", [head[0], "seeds with", head[1], "p"], lines))
     tables += results.compared(found)
     designs = [
         (labels[one["variant"]], one["designs"], one["distinct"]) for one in found["designs"]

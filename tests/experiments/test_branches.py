@@ -50,7 +50,8 @@ def run(variant, seed):
     return {**known, "branches": done}
 
 
-FOUND = branches.compare(STUDY, OF, [run(v, s) for v in range(3) for s in range(5)])
+RUNS = [run(v, s) for v in range(3) for s in range(5)]
+FOUND = branches.compare(STUDY, OF, RUNS)
 
 
 def row(metric, variant):
@@ -119,6 +120,74 @@ def test_the_registered_regime_gives_no_credit_for_prefixes():
     assert family.verify(problem, "974") == {"failed": ["right_value"]}
     trials = variants.load(str(folder / "regime.py"))
     assert {of[100].engineer.designer for of in trials.settings(base).values()} == {"fixed"}
+
+
+def test_the_registered_blocks_are_the_warm_starts():
+    """Four seeds each, in turn; a variant with a designer of its own has them too."""
+    folder = ROOT / "docs" / "studies" / "branch_sums"
+    study = variants.load(str(folder / "study.py"))
+    every = study.settings(runpy.run_path(str(folder / "study.py"))["get_config"]())
+    made = every["base"]
+    assert made[200].model.path == made[203].model.path == "sums_ladder"
+    assert all(made[seed].model.path.endswith("climbing_ladder/model") for seed in range(204, 208))
+    assert all(made[seed].model.path.endswith("learning_ladder/model") for seed in range(208, 212))
+    assert study.seeds[:4] == (200, 204, 208, 201)
+    assert len(list(runs.jobs(study, every))) == 12 * (1 + 3 * (11 + 2))
+
+
+def test_blocks_are_compared_alone():
+    changes = {"model.path": "sums"}
+    study = dataclasses.replace(STUDY, blocks=dict.fromkeys((1, 3), changes))
+    one, other = branches.compare(study, OF, RUNS)["blocks"]
+    assert (one["changes"], one["seeds"]) == ({}, [0, 2, 4])
+    assert (other["changes"], other["seeds"]) == (changes, [1, 3])
+    gains = (RATES[1] - RATES[0])[[1, 3], :, 0].mean(axis=1)
+    first = other["primary"][0]
+    assert (first["variant"], first["other"]) == ("b", "a")
+    assert first["mean"] == pytest.approx(gains.mean())
+    assert list(first["values"].values()) == pytest.approx(gains.tolist())
+
+
+def test_the_page_has_a_line_for_each_block(tmp_path):
+    made = tuple(Variant(name, name, {"engineer.designer": "fixed"}) for name in "abc")
+    study = dataclasses.replace(STUDY, variants=made, blocks={3: {"model.path": "sums"}})
+    branches.write(tmp_path, study, OF, study.settings(base()))
+    page = (tmp_path / "comparison.md").read_text()
+    assert page.count("| model.path=sums |") == 3
+    assert "## Blocks of seeds" in page
+
+
+def test_a_longer_horizon_may_be_missing():
+    """Where every branch has its first round, that is compared, whatever else is to come."""
+    cut = [
+        {
+            **one,
+            "status": "missing",
+            "branches": [
+                branch if branch["horizon"] == 1 else {**branch, "test": None}
+                for branch in one["branches"]
+            ],
+        }
+        for one in RUNS
+    ]
+    found = branches.compare(STUDY, OF, cut)
+    assert found["primary"] == FOUND["primary"]
+    means = {(one["metric"], one["variant"]): one["mean"] for one in found["comparison"]}
+    assert means["valid_4", "b"] is None is means["cpu_seconds", "b"]
+
+
+def test_only_some_variants_go_on():
+    of = dataclasses.replace(OF, longer=("a", "b"))
+    assert [of.horizons_of(name) for name in "abc"] == [(1, 4), (1, 4), (1,)]
+    study = dataclasses.replace(STUDY, branches=of)
+    folders = [str(job.folder) for job in runs.jobs(study, study.settings(base()))]
+    assert sum("/c/" in folder for folder in folders) == 5 * 2
+    assert sum("rounds-4" in folder for folder in folders) == 2 * 5 * 2
+    assert ["rounds-4" in folder for folder in folders[-21:]] == [False] + 20 * [True]
+    assert branches._scores(of, RUNS[10]).keys() == {
+        *(f"valid{kind}_1" for kind in ("", "_worst", "_fall")),
+        *("valid_1_after_2", "valid_1_after_6", "cpu_seconds"),
+    }
 
 
 def test_its_figures_are_refused(tmp_path):

@@ -482,6 +482,21 @@ def test_problem_task_without_rewards():
     task.restore(task.state())
 
 
+def test_equal_answers_to_a_problem_are_verified_once():
+    seen = []
+
+    def verify(problem, text):
+        seen.append((problem["a"], text))
+        return {"failed": [] if text == "1" else ["wrong"]}
+
+    task = families.ProblemTask([{"a": 1}, {"a": 2}], str, verify)
+    answers = [Completion(text, tokens, False) for text, tokens in (("1", 1), ("0", 2), ("1", 3))]
+    scores = task.score(np.array([0, 1, 0, 1]), [*answers, answers[0]])
+    assert scores.rewards.tolist() == [1.0, 0.0, 1.0, 1.0]
+    assert sorted(seen) == [(1, "1"), (2, "0"), (2, "1")]
+    assert scores.records[0] == scores.records[2] is not scores.records[0]
+
+
 def test_no_set_repeats_what_it_is_kept_apart_from(family, tmp_path, monkeypatch):
     excluded, generate = [], family.generate
 
