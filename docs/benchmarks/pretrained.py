@@ -26,8 +26,11 @@ def tables(
     prompt_tokens: int = 32,
     new_tokens: int = 96,
     slots: int = 32,
+    groups: int = 8,
+    group: int = 8,
+    answer_tokens: int = 20,
 ) -> Iterator[Table]:
-    """Yields a table of updates and one of sampling.
+    """Yields a table of updates and two of sampling: long texts, and groups of short answers.
 
     Args:
       model: as `config.model.path`.
@@ -36,11 +39,13 @@ def tables(
       rows: of an update.
       prompt_tokens, new_tokens: lengths of each prompt and completion, of random tokens.
       slots: prompts that are sampled at once.
+      groups, group, answer_tokens: prompts, completions of each and their length, as in
+        `--config=smollm2`.
     """
     folder = str(hub.model_folder(model))
     size = DecoderConfig.from_folder(folder).vocab_size
     rng = np.random.default_rng(0)
-    ids = rng.integers(1, size, (max(rows, slots), prompt_tokens + new_tokens)).tolist()
+    ids = rng.integers(1, size, (max(rows, slots, groups), prompt_tokens + new_tokens)).tolist()
     pairs = [(row[:prompt_tokens], row[prompt_tokens:]) for row in ids]
     same = {"folder": folder, "devices": 1, "scan_unroll": 1}
     update = same | {"examples": pairs[:rows], "steps": steps}
@@ -59,25 +64,30 @@ def tables(
         "Supervised loss of the completions, AdamW with moments in float32, clipped gradients; "
         "`remat=dots` here, as in `--config=smollm2`. Losses are the lowest of all updates.",
     )
-    sampling = same | {"prompts": [p for p, _ in pairs[:slots]], "new_tokens": new_tokens}
-    outcomes = compare(
-        {
-            "this project": Case("learner_engines:own_sampler", sampling),
-            "transformers": Case("learner_engines:transformers", sampling),
-        },
-        rounds,
-    )
-    runner.compare_tokens(outcomes)
-    yield runner.comparison(
-        f"Sampling: {slots} prompts of {prompt_tokens} tokens, {new_tokens} new ones each",
-        outcomes,
-        "tokens/s",
-        f"{rounds} processes of each in turns, and the best of them. Whole calls, greedy.",
-    )
+    grouped = [prompt for prompt, _ in pairs[:groups] for _ in range(group)]
+    for what, given, new in (
+        (f"{slots} prompts of {prompt_tokens} tokens", [p for p, _ in pairs[:slots]], new_tokens),
+        (f"{group} answers to each of {groups} such prompts", grouped, answer_tokens),
+    ):
+        sampling = same | {"prompts": given, "new_tokens": new}
+        outcomes = compare(
+            {
+                "this project": Case("learner_engines:own_sampler", sampling),
+                "transformers": Case("learner_engines:transformers", sampling),
+            },
+            rounds,
+        )
+        runner.compare_tokens(outcomes)
+        yield runner.comparison(
+            f"Sampling: {what}, {new} new ones each",
+            outcomes,
+            "tokens/s",
+            f"{rounds} processes of each in turns, and the best of them. Whole calls, greedy.",
+        )
 
 
 if __name__ == "__main__":
-    quick: dict[str, Any] = {"rounds": 1, "steps": 3, "rows": 2, "slots": 4, "new_tokens": 16}
+    quick: dict[str, Any] = {"rounds": 1, "steps": 3, "rows": 2, "slots": 4, "new_tokens": 16, "groups": 2, "group": 2}
     runner.run(
         "pretrained",
         __doc__,
