@@ -31,13 +31,13 @@ def own_sampler(task: Task) -> Measurements:
     from learner.sampling.sampler import Sampler, SamplingParams
 
     config, mesh, params = _loaded(task)
-    prompts = task["prompts"]
+    prompts, samples = task["prompts"], task["samples"]
     sampling = SamplingParams(max_new_tokens=task["new_tokens"], temperature=0.0)
-    sampler = Sampler(config, mesh, sampling, 0, sampling_rows=len(prompts))
+    sampler = Sampler(config, mesh, sampling, 0, sampling_rows=len(prompts) * samples)
     keys = jax.random.split(jax.random.key(0), len(prompts))
 
     def work() -> dict[str, Any]:
-        ids = sampler(params, prompts, keys).tokens
+        ids = sampler(params, prompts, keys, samples).tokens
         return {"tokens": ids.size, "ids": ids.tolist()}
 
     return timed(work)
@@ -49,7 +49,8 @@ def transformers(task: Task) -> Measurements:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(task["folder"], dtype=torch.float32).eval()
-    prompts, new = torch.tensor(task["prompts"]), task["new_tokens"]
+    prompts = torch.tensor(task["prompts"]).repeat_interleave(task["samples"], dim=0)
+    new = task["new_tokens"]
     options = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new}
     options |= {"eos_token_id": None, "pad_token_id": 0}
 
@@ -163,6 +164,86 @@ def torch_update(task: Task) -> Measurements:
         value = loss.item()
         if step > 1:
             yield {"seconds": time.perf_counter() - begin, "tokens": ids.numel(), "loss": value}
+
+
+def own_policy_update(task: Task) -> Measurements:
+    """Updates of this project's `GRPOTrainer` on the same completions."""
+    import jax
+    import numpy as np
+
+    from experiments.run import process
+    from learner import tokens
+    from learner.training.grpo import ObjectiveConfig
+    from learner.training.rollout import Rollout
+    from learner.training.train_state import OptimizerConfig
+    from learner.training.trainer import GRPOConfig, GRPOTrainer
+
+    process.keep_freed_memory()
+    config, mesh, params = _loaded(task)
+    completions = np.array(task["completions"])
+    rows, new = completions.shape
+    training = GRPOConfig(
+        prompts_per_step=len(task["prompts"]),
+        group_size=rows // len(task["prompts"]),
+        completions_per_row=rows // len(task["prompts"]),
+        micro_batch_rows=task["micro_batch_groups"],
+        length_multiple=64,
+        max_new_tokens=new,
+        # No sampler gave these tokens; as unlikely as below, each has the weight of the cap.
+        objective=ObjectiveConfig(importance_correction="token", importance_cap=1.0),
+        optimizer=OptimizerConfig(learning_rate=1e-6, weight_decay=0.01),
+    )
+    trainer = GRPOTrainer(training, config, mesh, tokens.load_tokenizer(task["folder"]))
+    state = trainer.init_state(params, jax.random.key(0))
+    rollout = Rollout(
+        indices=np.arange(len(task["prompts"])),
+        prompts=task["prompts"],
+        tokens=completions,
+        logprobs=np.full(completions.shape, -1e3, np.float32),
+        lengths=np.full(rows, new),
+        lost=np.zeros(rows, np.int32),
+        truncated=np.zeros(rows, bool),
+        completions=[None] * rows,
+        rewards=np.array(task["rewards"], np.float32),
+    )
+    for step in range(task["steps"]):
+        begin = time.perf_counter()
+        (result,), state = trainer.update(state, rollout)
+        if step > 1:
+            seconds = time.perf_counter() - begin
+            norm = float(result.grad_norm)
+            yield {"seconds": seconds, "tokens": completions.size, "norm of the gradient": norm}
+
+
+def torch_policy_update(task: Task) -> Measurements:
+    """The same updates in plain PyTorch: each completion in a row with its prompt."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(task["folder"], dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01)
+    prompts, completions = torch.tensor(task["prompts"]), torch.tensor(task["completions"])
+    size = len(completions) // len(prompts)
+    rewards = torch.tensor(task["rewards"]).view(-1, size)
+    spread = rewards.std(dim=1, keepdim=True, unbiased=False)
+    advantages = ((rewards - rewards.mean(dim=1, keepdim=True)) / spread).flatten()
+    ids = torch.cat([prompts.repeat_interleave(size, dim=0), completions], dim=1)
+    for step in range(task["steps"]):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        for part in torch.arange(len(ids)).split(size * task["micro_batch_groups"]):
+            hidden = model.model(ids[part]).last_hidden_state[:, prompts.shape[1] - 1 : -1]
+            chosen = torch.nn.functional.cross_entropy(
+                model.lm_head(hidden).flatten(0, 1), completions[part].flatten(), reduction="none"
+            ).view(len(part), -1)
+            ratio = torch.exp(chosen.detach() - chosen)  # On-policy: its value is 1.
+            loss = -(ratio * advantages[part, None]).sum() / completions.numel()
+            loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+        optimizer.step()
+        if step > 1:
+            seconds = time.perf_counter() - begin
+            yield {"seconds": seconds, "tokens": completions.numel(), "norm of the gradient": norm}
 
 
 def reward(text: str) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 import runner
 from experiments.measurements import Table
+from experiments.text.templates import counted
 from learner.decoder import hub
 from learner.decoder.config import DecoderConfig
 from runner import Case, compare
@@ -28,9 +29,10 @@ def tables(
     slots: int = 32,
     groups: int = 8,
     group: int = 8,
+    chat_tokens: int = 48,
     answer_tokens: int = 20,
 ) -> Iterator[Table]:
-    """Yields a table of updates and two of sampling: long texts, and groups of short answers.
+    """Yields two tables of updates and two of sampling: single texts, and groups of short answers.
 
     Args:
       model: as `config.model.path`.
@@ -39,8 +41,8 @@ def tables(
       rows: of an update.
       prompt_tokens, new_tokens: lengths of each prompt and completion, of random tokens.
       slots: prompts that are sampled at once.
-      groups, group, answer_tokens: prompts, completions of each and their length, as in
-        `--config=smollm2`.
+      groups, group, chat_tokens, answer_tokens: prompts, completions of each and lengths of both,
+        as in `--config=smollm2`.
     """
     folder = str(hub.model_folder(model))
     size = DecoderConfig.from_folder(folder).vocab_size
@@ -64,12 +66,35 @@ def tables(
         "Supervised loss of the completions, AdamW with moments in float32, clipped gradients; "
         "`remat=dots` here, as in `--config=smollm2`. Losses are the lowest of all updates.",
     )
-    grouped = [prompt for prompt, _ in pairs[:groups] for _ in range(group)]
-    for what, given, new in (
-        (f"{slots} prompts of {prompt_tokens} tokens", [p for p, _ in pairs[:slots]], new_tokens),
-        (f"{group} answers to each of {groups} such prompts", grouped, answer_tokens),
+    update = same | {
+        "prompts": [row[:chat_tokens] for row in ids[:groups]],
+        "completions": rng.integers(1, size, (groups * group, answer_tokens)).tolist(),
+        "rewards": [float(i % 2) for i in range(groups * group)],
+        "micro_batch_groups": 2,
+        "steps": steps,
+    }
+    outcomes = compare(
+        {
+            "this project": Case("learner_engines:own_policy_update", update | {"remat": "dots"}),
+            "PyTorch": Case("learner_engines:torch_policy_update", update),
+        },
+        rounds,
+    )
+    yield runner.comparison(
+        f"An update of GRPO: {group} answers of {answer_tokens} tokens to each of {groups} prompts "
+        f"of {chat_tokens}",
+        outcomes,
+        "tokens/s",
+        f"{rounds} processes of each in turns, {steps - 2} updates each, and the best of them. "
+        "Tokens of answers alone; two prompts with their answers at a time. Here the answers to a "
+        "prompt share it, as in `--config=smollm2`; in PyTorch each has its own copy.",
+    )
+    for count, samples, old, new in (
+        (slots, 1, prompt_tokens, new_tokens),
+        (groups, group, chat_tokens, answer_tokens),
     ):
-        sampling = same | {"prompts": given, "new_tokens": new}
+        prompts = [row[:old] for row in ids[:count]]
+        sampling = same | {"prompts": prompts, "samples": samples, "new_tokens": new}
         outcomes = compare(
             {
                 "this project": Case("learner_engines:own_sampler", sampling),
@@ -79,7 +104,8 @@ def tables(
         )
         runner.compare_tokens(outcomes)
         yield runner.comparison(
-            f"Sampling: {what}, {new} new ones each",
+            f"Sampling: {counted(samples, 'answer')} of {new} tokens to each of {count} prompts of "
+            f"{old}",
             outcomes,
             "tokens/s",
             f"{rounds} processes of each in turns, and the best of them. Whole calls, greedy.",
@@ -87,7 +113,8 @@ def tables(
 
 
 if __name__ == "__main__":
-    quick: dict[str, Any] = {"rounds": 1, "steps": 3, "rows": 2, "slots": 4, "new_tokens": 16, "groups": 2, "group": 2}
+    quick: dict[str, Any] = {"rounds": 1, "steps": 3, "rows": 2, "slots": 4, "new_tokens": 16}
+    quick |= {"groups": 2, "group": 2}
     runner.run(
         "pretrained",
         __doc__,

@@ -57,6 +57,7 @@ def tables(
     rng = np.random.default_rng(0)
     task = {
         "prompts": rng.integers(1, config.vocab_size, (slots, prompt_tokens)).tolist(),
+        "samples": 1,
         "new_tokens": new_tokens,
         "devices": devices,
         "scan_unroll": 1,
