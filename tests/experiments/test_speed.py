@@ -22,6 +22,7 @@ import trainer
 from experiments import measurements
 from learner.decoder import model, weights
 from learner.plan import programs
+from learner.tokens import character_tokenizer
 from runner import Case, Outcome
 
 TINY = dataclasses.replace(
@@ -210,16 +211,23 @@ def test_tables_of_the_trainer_on_a_cpu():
 
 @pytest.mark.slow
 def test_tables_of_a_pretrained_model_on_a_cpu(tmp_path):
-    weights.save(tmp_path, model.init_params(jax.random.key(0), TINY), TINY)
-    update, sampling = pretrained.tables(
-        str(tmp_path), rounds=1, steps=4, rows=2, prompt_tokens=8, new_tokens=8, slots=4
-    )
+    tokenizer = character_tokenizer("".join(map(chr, range(256, 500))))
+    config = dataclasses.replace(TINY, vocab_size=len(tokenizer))
+    weights.save(tmp_path, model.init_params(jax.random.key(0), config), config, tokenizer)
+    update, policy, single, grouped = pretrained.tables(
+        str(tmp_path), rounds=1, steps=4, rows=2, prompt_tokens=8, new_tokens=8, slots=4,
+        groups=2, group=2, chat_tokens=8, answer_tokens=8,
+    )  # fmt: skip
     own, torch = rows(update)
     assert own["tokens/s, best"] > 0
     assert torch["this project is faster by"] > 0
     # The lowest of two updates that were counted: the same steps on the same tokens.
     assert own["loss"] == pytest.approx(torch["loss"], rel=1e-5)
-    assert [row["same tokens"] for row in rows(sampling)] == [1, 1]
+    own, torch = rows(policy)
+    assert torch["this project is faster by"] > 0
+    assert own["norm of the gradient"] == pytest.approx(torch["norm of the gradient"], rel=1e-4)
+    for sampling in (single, grouped):
+        assert [row["same tokens"] for row in rows(sampling)] == [1, 1]
 
 
 def test_a_comparison_is_with_the_first_engine():
