@@ -81,12 +81,27 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
     def packed(state: Any) -> Any:
         return state._replace(mu=_packed(state.mu, True), nu=_packed(state.nu, False))
 
+    def init(params: Any) -> Any:
+        # Zeros as they are: XLA would fold their quantisation at compile time, number by number.
+        state = adam.init(params)
+        return state._replace(mu=_zeros(params, jnp.int8), nu=_zeros(params, jnp.uint8))
+
     def update(gradients: Any, state: Any, params: Any = None) -> Any:
         moments = {name: _unpacked(getattr(state, name)) for name in ("mu", "nu")}
         changes, state = adam.update(gradients, state._replace(**moments), params)
         return changes, packed(state)
 
-    return optax.GradientTransformation(lambda params: packed(adam.init(params)), update)
+    return optax.GradientTransformation(init, update)
+
+
+def _zeros(params: Any, dtype: Any) -> dict[str, Any]:
+    """The codes of zeros, and the largest magnitudes of their blocks."""
+
+    def largest(x: Array) -> Array:
+        return jnp.zeros((*x.shape[:-1], x.shape[-1] // math.gcd(BLOCK, x.shape[-1])))
+
+    codes = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), params)
+    return {"codes": codes, "largest": jax.tree.map(largest, params)}
 
 
 def _packed(moments: Any, signed: bool) -> dict[str, Any]:
