@@ -574,8 +574,9 @@ def test_every_study_has_equal_budgets(path, base, tmp_path):
     assert len({job.folder for job in jobs}) == len(jobs)
     runs = len(study.variants) * len(study.seeds)
     if study.branches:
-        trunks = len(study.seeds)
-        runs = runs * len(study.branches.rounds) * len(study.branches.horizons) + trunks
+        of = study.branches
+        each = sum(len(of.horizons_of(variant.name)) for variant in study.variants)
+        runs = len(study.seeds) * (1 + len(of.rounds) * each)  # And the trunk.
     assert len([job for job in jobs if job.variant]) == runs
     if path.stem == "designers":
         alone = {job.variant for job in jobs if job.variant and job.shared is None}
