@@ -173,6 +173,7 @@ def own_policy_update(task: Task) -> Measurements:
 
     from experiments.run import process
     from learner import tokens
+    from learner.chat import Completion
     from learner.training.grpo import ObjectiveConfig
     from learner.training.rollout import Rollout
     from learner.training.train_state import OptimizerConfig
@@ -203,7 +204,7 @@ def own_policy_update(task: Task) -> Measurements:
         lengths=np.full(rows, new),
         lost=np.zeros(rows, np.int32),
         truncated=np.zeros(rows, bool),
-        completions=[None] * rows,
+        completions=[Completion("", new, False)] * rows,
         rewards=np.array(task["rewards"], np.float32),
     )
     for step in range(task["steps"]):
