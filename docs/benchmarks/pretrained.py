@@ -48,9 +48,9 @@ def tables(
     size = DecoderConfig.from_folder(folder).vocab_size
     rng = np.random.default_rng(0)
     ids = rng.integers(1, size, (max(rows, slots, groups), prompt_tokens + new_tokens)).tolist()
-    pairs = [(row[:prompt_tokens], row[prompt_tokens:]) for row in ids]
+    examples = [(row[:prompt_tokens], row[prompt_tokens:]) for row in ids[:rows]]
     same = {"folder": folder, "devices": 1, "scan_unroll": 1}
-    update = same | {"examples": pairs[:rows], "steps": steps}
+    update = same | {"examples": examples, "steps": steps}
     outcomes = compare(
         {
             "this project": Case("learner_engines:own_update", update | {"remat": "dots"}),

@@ -161,7 +161,7 @@ def run(
 ) -> None:
     """Runs a script: prints each table and, with `--out`, rewrites `<out>/<name>.json` and `.md`.
 
-    An interrupted script keeps its finished tables.
+    An interrupted script keeps its finished tables, and its page says that others are missing.
 
     Args:
       name: of the script and the page.
@@ -212,14 +212,19 @@ def run(
     load = round(os.getloadavg()[0], 2)
     facts: dict[str, Any] = {}
     finished: list[Table] = []
+
+    def write(notes: Sequence[str]) -> None:
+        if options.out is not None and finished:
+            content = {"tables": [each.to_dict() for each in finished]}
+            path = options.out / name
+            measurements.write(path, name.capitalize(), finished, notes, facts, content)
+
     for table in tables(options):
         facts = facts or measurements.facts() | {"load_before": load}
         finished.append(table)
         print(table.to_markdown(), flush=True)
-        if options.out is not None:
-            content = {"tables": [each.to_dict() for each in finished]}
-            path = options.out / name
-            measurements.write(path, name.capitalize(), finished, notes, facts, content)
+        write([*notes, "Not finished: further tables are missing."])
+    write(notes)
 
 
 def main() -> None:

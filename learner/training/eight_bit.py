@@ -78,9 +78,6 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
     """
     adam = optax.scale_by_adam(b1, b2, eps)
 
-    def packed(state: Any) -> Any:
-        return state._replace(mu=_packed(state.mu, True), nu=_packed(state.nu, False))
-
     def init(params: Any) -> Any:
         # Zeros as they are: XLA would fold their quantisation at compile time, number by number.
         state = adam.init(params)
@@ -89,7 +86,7 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
     def update(gradients: Any, state: Any, params: Any = None) -> Any:
         moments = {name: _unpacked(getattr(state, name)) for name in ("mu", "nu")}
         changes, state = adam.update(gradients, state._replace(**moments), params)
-        return changes, packed(state)
+        return changes, state._replace(mu=_packed(state.mu, True), nu=_packed(state.nu, False))
 
     return optax.GradientTransformation(init, update)
 

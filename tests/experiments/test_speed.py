@@ -265,6 +265,19 @@ def test_pages_hold_plain_values(tmp_path):
     assert "| 1,234 | 0.5 | \N{EN DASH} |\n| yes | \N{EN DASH} | x\\|y |\n\nnote" in page
 
 
+def test_an_interrupted_script_says_that_tables_are_missing(tmp_path):
+    def tables(options):
+        yield measurements.Table.of("t", [{"a": 1}])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run("x", "", tables, [f"--out={tmp_path}"])
+    content = json.loads((tmp_path / "x.json").read_text())
+    assert content["notes"] == ["Not finished: further tables are missing."]
+    assert content["tables"][0]["rows"] == [{"a": 1}]
+    assert "Not finished" in (tmp_path / "x.md").read_text()
+
+
 def test_chips_that_there_are_not_are_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         compiled.main(["--chips=v9"])

@@ -70,7 +70,7 @@ _OTHERS = _HERE.parent
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Twelve rounds on the ladder, from the uniform configuration."""
+    """Eleven rounds on the ladder, from the uniform configuration."""
     config = sums_ladder.get_config()
     config.family = f"{_HERE / 'family.py'}:family"
     config.engineer.start = "uniform"
