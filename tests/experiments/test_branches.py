@@ -309,6 +309,10 @@ def test_branches_are_copies_and_only_what_is_missing_is_computed(tmp_path, monk
             ),
             r"variant='d': loop.rounds: .*; allowed are options of engineer but engineer.start",
         ),
+        (lambda: longer("b"), r"longer=\('b',\): allowed are .*, 'a' among them"),
+        (lambda: longer("a", "d"), r"longer=\('a', 'd'\): allowed are \['a', 'b', 'c'\]"),
+        (lambda: blocks("model.pth"), "blocks: seed 0: .*model.pth"),
+        (lambda: blocks("seed"), "blocks: seed 0: seed: the seeds are those of the study"),
         (lambda: settings(**{"loop.rounds": 6}), r"loop.rounds=6: .*integers from 7 up"),
         (lambda: settings(**{"checkpoint.of_rounds": "weights"}), "of_rounds='weights'"),
         (lambda: settings(**{"validation.test_instances": 0}), "test_instances=0"),
@@ -317,6 +321,23 @@ def test_branches_are_copies_and_only_what_is_missing_is_computed(tmp_path, monk
 def test_what_cannot_branch_is_refused(make, message):
     with pytest.raises((ValueError, UserError), match=message):
         make()
+
+
+def longer(*names):
+    return dataclasses.replace(STUDY, branches=dataclasses.replace(OF, longer=names))
+
+
+def blocks(path):
+    return dataclasses.replace(STUDY, blocks={0: {path: 1}})
+
+
+def test_an_option_of_a_variant_counts_before_that_of_its_block():
+    steps = "engineer.training.hindsight"
+    made = tuple(Variant(name, name) for name in "ab")
+    made += (Variant("c", "c", {steps: "learning_progress"}),)
+    study = dataclasses.replace(STUDY, variants=made, seeds=(0,), blocks={0: {steps: "signal"}})
+    found = study.settings(base())
+    assert found["c"][0].engineer.training.hindsight == "learning_progress"
 
 
 def settings(**changed):
