@@ -5,7 +5,7 @@ python -m experiments.study --config=studies/designers --workdir=studies/designe
 `--config.NAME=VALUE` sets options of all variants. Started again with the same folder, it computes
 what is missing and retries failed runs. Results are in `study.json` (see
 `experiments.study.results`) and `comparison.md` of the folder, which are also written when it is
-interrupted.
+interrupted; only the end prints them.
 
 Exit codes: 0 when all runs are finished; 1 for user errors and if a run failed; 75 (EX_TEMPFAIL)
 after SIGTERM or Ctrl-C, when everything is saved and the same command resumes.
@@ -123,8 +123,9 @@ def run(
         found, whole = runs.compute(
             root, study, base, workers, reporter, _AMENDMENT.value, submitter
         )
-        for line in render("summary.md", found=found, labels=labels(found)).splitlines():
-            reporter.line(line)
+        if whole:  # Who pauses a study does not compare before its end.
+            for line in render("summary.md", found=found, labels=labels(found)).splitlines():
+                reporter.line(line)
         if conclude is not None and whole:
             try:
                 with preemption.Preemption().watch():
@@ -132,7 +133,11 @@ def run(
             except preemption.Preempted:
                 whole = False
     if not whole:
-        reporter.line("asked to leave: saved; the same command goes on from here")
+        state = found["state"]
+        reporter.line(
+            f"asked to leave: {state['finished']} of {state['planned']} runs are saved; the same "
+            "command goes on from here"
+        )
         sys.exit(preemption.EXIT_CODE)
     reporter.line(f"done in {time.monotonic() - begin:.0f} s; tables: {root / 'comparison.md'}")
     if found["state"]["failed"]:

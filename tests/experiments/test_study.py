@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from absl import flags
+from absl.testing import flagsaver
 from whole_runs import PLAN, compilation_cache, environment, finish, python, start, story
 
 from engineer.space import Configuration
@@ -25,6 +27,7 @@ from experiments.families.lakes.options import LakesOptions
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore
 from experiments.settings import Settings, from_config
+from experiments.study import __main__ as command
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
 from experiments.study import submission, variants
@@ -290,6 +293,17 @@ def test_a_study_that_is_asked_to_leave_lets_its_runs_leave(runner, tmp_path, nu
     assert time.monotonic() - begin < 20
     assert signal.getsignal(number) == before
     assert not list(tmp_path.rglob("error.txt"))
+
+
+def test_a_study_that_is_left_early_compares_nothing(tmp_path, monkeypatch, capsys):
+    state = {"finished": 1, "planned": 4, "failed": 0}
+    monkeypatch.setattr(study_runs, "compute", lambda *_: ({"state": state}, False))
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as error:
+        flags.FLAGS(["study", f"--workdir={tmp_path}"])
+        command.run(["study"], lambda _: (None, None))
+    assert error.value.code == 75
+    told = "asked to leave: 1 of 4 runs are saved; the same command goes on from here\n"
+    assert capsys.readouterr().out.endswith(told)
 
 
 @pytest.mark.slow
