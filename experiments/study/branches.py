@@ -6,13 +6,13 @@
     runs            one object for each variant and seed: variant, seed, folder (of its first
                     branch), status, error, seconds and cpu_seconds (of all its branches), shared
                     (null), and
-      branches      one for each branch, rounds first: {round, horizon, folder, design: the
-                    configuration of the designed round or null, test: {answers, valid, by_row:
-                    {row: valid rate}} or null, fall: the largest fall of a mastered row from the
-                    validation before the branch to its end, or null}
+      branches      one for each branch, rounds first: {round, horizon, folder, cpu_seconds,
+                    design: the configuration of the designed round or null, test: {answers, valid,
+                    by_row: {row: valid rate}} or null, fall: the largest fall of a mastered row
+                    from the validation before the branch to its end, or null}
     metrics         for each horizon H, as means over the rounds: valid_H (valid answers to the test
                     set), valid_worst_H (in the worst row, whose rate is such a mean), valid_fall_H;
-                    valid_1_after_R for each round R alone; cpu_seconds
+                    valid_1_after_R for each round R alone; cpu_seconds of a branch of one round
     designs         [{variant, designs, distinct}]: numbers of designs over seeds and rounds
     primary         [{variant, other, ...}]: `experiments.statistics.paired_together` of valid_1
     blocks          [{changes, seeds, primary}] where options differ between seeds: those options,
@@ -100,9 +100,10 @@ def _run(root: Path, of: Branches, variant: str, seed: int) -> dict[str, Any]:
                 "round": index,
                 "horizon": horizon,
                 "folder": str(folder),
+                "cpu_seconds": time["cpu_seconds"],
                 **_branch(root / folder, index, horizon),
             }
-            for (index, horizon), folder in zip(pairs, folders, strict=True)
+            for (index, horizon), folder, time in zip(pairs, folders, times, strict=True)
         ],
     }
 
@@ -206,12 +207,12 @@ def _labels(of: Branches) -> dict[str, str]:
         labels[f"valid_fall_{horizon}"] = f"largest fall of a row after it was mastered, {after}"
     for index in of.rounds:
         labels[f"valid_1_after_{index}"] = f"valid on the test set, 1 round after rounds/{index}"
-    return labels | {"cpu_seconds": "processor seconds of all branches"}
+    return labels | {"cpu_seconds": "processor seconds of a branch of 1 round"}
 
 
 def _scores(of: Branches, run: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a run at the horizons at which all its branches are finished."""
-    found = {"cpu_seconds": run["cpu_seconds"]} if run["status"] == "finished" else {}
+    found: dict[str, float] = {}
     for horizon in of.horizons_of(run["variant"]):
         done = [branch for branch in run["branches"] if branch["horizon"] == horizon]
         if not all(branch["test"] for branch in done):
@@ -224,6 +225,7 @@ def _scores(of: Branches, run: Mapping[str, Any]) -> dict[str, float]:
         if horizon == 1:
             named = zip(of.rounds, rates, strict=True)
             found |= {f"valid_1_after_{index}": rate for index, rate in named}
+            found["cpu_seconds"] = float(np.mean([branch["cpu_seconds"] for branch in done]))
     return found
 
 
