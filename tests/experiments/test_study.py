@@ -298,9 +298,10 @@ def test_a_study_that_is_asked_to_leave_lets_its_runs_leave(runner, tmp_path, nu
 def test_a_study_that_is_left_early_compares_nothing(tmp_path, monkeypatch, capsys):
     state = {"finished": 1, "planned": 4, "failed": 0}
     monkeypatch.setattr(study_runs, "compute", lambda *_: ({"state": state}, False))
-    with flagsaver.flagsaver(), pytest.raises(SystemExit) as error:
+    with flagsaver.flagsaver():
         flags.FLAGS(["study", f"--workdir={tmp_path}"])
-        command.run(["study"], lambda _: (None, None))
+        with pytest.raises(SystemExit) as error:
+            command.run(["study"], lambda _: (None, None))
     assert error.value.code == 75
     told = "asked to leave: 1 of 4 runs are saved; the same command goes on from here\n"
     assert capsys.readouterr().out.endswith(told)
