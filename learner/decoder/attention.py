@@ -54,6 +54,34 @@ class SharedPrompt:
     window: int = dataclasses.field(metadata={"static": True})
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """Rows of several prompts, each followed by its completions, which do not see each other.
+
+    Attributes:
+        prompts: i32[B, T], the number of a token's prompt, one's own or that of one's completion.
+        completions: i32[B, T], the number of a token's completion; 0 in prompts.
+    """
+
+    prompts: Array
+    completions: Array
+
+    def visible(self, queries: Array) -> Array:
+        """bool[B, n, T], which keys belong to some queries' prompts and completions, i32[n]."""
+        prompts, completions = self.prompts[:, None], self.completions[:, None]
+        own = completions == self.completions[:, queries, None]
+        return (prompts == self.prompts[:, queries, None]) & ((completions == 0) | own)
+
+
+def shares_prompts(config: DecoderConfig) -> bool:
+    """Whether several completions in `Segments` may share a prompt.
+
+    The kernel of TPUs compares one number of each token: there a prompt has one completion.
+    """
+    return choose(config).name != "splash"
+
+
 # Choice ----------------------------------------------------------------------
 
 
@@ -106,18 +134,25 @@ def obstacle(name: str, config: DecoderConfig) -> str | None:
 
 
 def _try(name: str, config: DecoderConfig) -> str | None:
-    """`problem` of a kernel, forwards and backwards, on whole rows and on their last halves."""
+    """`problem` of a kernel, forwards and backwards.
+
+    On whole rows, on their last halves, and on rows of two prompts with a completion each.
+    """
     K = config.num_key_value_heads
     rng = np.random.default_rng(0)
     qkv = [
         rng.normal(size=(1, 2 * LANES, heads, config.head_dim)).astype(jnp.dtype(config.dtype))
         for heads in (config.num_attention_heads, K, K)
     ]
-    valid = np.arange(2 * LANES)[None] != LANES // 2
+    slots = np.arange(2 * LANES, dtype=np.int32)[None]
+    valid, prompts = slots != LANES // 2, 1 + slots // LANES
+    completions = np.where(slots % LANES > 8, prompts, 0)
 
     def both_ways(attend: Callable[..., Array], q: Array, k: Array, v: Array) -> Any:
         def outputs(q: Array, k: Array, v: Array) -> list[Array]:
-            return [attend(q, k, v), attend(q[:, LANES:], k, v, jnp.asarray(valid))]
+            last = attend(q[:, LANES:], k, v, jnp.asarray(valid))
+            segments = Segments(jnp.asarray(prompts), jnp.asarray(completions))
+            return [attend(q, k, v), last, attend(q, k, v, segments)]
 
         out, vjp = jax.vjp(outputs, q, k, v)
         return [*out, *vjp([jnp.ones_like(x) for x in out])]
@@ -157,39 +192,46 @@ def problem(
 
 
 def self_attention(
-    q: Array, k: Array, v: Array, implementation: str, shared: SharedPrompt | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    implementation: str,
+    layout: SharedPrompt | Segments | None = None,
 ) -> Array:
     """Causal grouped-query self-attention of whole rows, which may be padded on the right.
 
     Args:
         q: [B, T, H, h]; k, v: [B, T, K, h] with H a multiple of K.
         implementation: `Choice.name`.
-        shared: the layout of rows with several completions to a prompt; None with at most one.
+        layout: of rows with more than a prompt and one completion to it.
 
     Returns:
         [B, T, H, h], in the dtype of `q`; finite and meaningless in the padding. Scores and softmax
         are float32.
     """
-    if shared is not None:
-        return _shared_attention(q, k, v, shared, implementation)
-    return _attend(implementation, q, k, v)
+    if isinstance(layout, SharedPrompt):
+        return _shared_attention(q, k, v, layout, implementation)
+    return _attend(implementation, q, k, v, layout)
 
 
-def _attend(implementation: str, *args: Array) -> Array:
+def _attend(
+    implementation: str, q: Array, k: Array, v: Array, rows: Array | Segments | None = None
+) -> Array:
     """Causal attention of the last Q tokens of rows of T.
 
     Args:
         implementation: `Choice.name`.
-        *args: q [B, Q, H, h]; k, v [B, T, K, h]; optionally, which keys are valid, bool[B, T]. A
-            token always sees itself.
+        q: [B, Q, H, h]; k, v: [B, T, K, h].
+        rows: which keys are valid, bool[B, T], a token always being; or, where Q is T, what they
+            hold.
 
     Returns:
         [B, Q, H, h].
     """
     if implementation == "splash":
         axes = ("batch", "length", "heads", "head_dim")
-        return over_mesh(_KERNELS[implementation], axes, *args[:3], rows=args[3:])
-    return _KERNELS[implementation](*args)
+        return over_mesh(_KERNELS[implementation], axes, q, k, v, rows=(rows,))
+    return _KERNELS[implementation](q, k, v, rows)
 
 
 def _shared_attention(
@@ -236,7 +278,7 @@ def _shared_attention(
     return take(jnp.concatenate([prompts, completions], axis=1), place)
 
 
-def _reference(q: Array, k: Array, v: Array, valid: Array | None = None) -> Array:
+def _reference(q: Array, k: Array, v: Array, rows: Array | Segments | None = None) -> Array:
     """`_attend` for every platform and dtype, in blocks of queries if there are many.
 
     The backward pass recomputes a block's probabilities, so memory grows with Q, not Q times T.
@@ -246,7 +288,9 @@ def _reference(q: Array, k: Array, v: Array, valid: Array | None = None) -> Arra
 
     def visible(queries: Array) -> Array:  # i32[n], numbers of queries -> bool[B or 1, n, T]
         before = (slots <= queries[:, None] + (len(slots) - Q))[None]
-        return before if valid is None else before & valid[:, None]
+        if rows is None:
+            return before
+        return before & (rows.visible(queries) if isinstance(rows, Segments) else rows[:, None])
 
     if Q <= _QUERY_BLOCK:
         return _matrix_attention(q, k, v, visible(jnp.arange(Q)))
@@ -283,33 +327,35 @@ def _matrix_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
     return out.transpose(0, 3, 1, 2, 4).reshape(B, Q, H, h)
 
 
-def _cudnn(q: Array, k: Array, v: Array, valid: Array | None = None) -> Array:
+def _cudnn(q: Array, k: Array, v: Array, rows: Array | Segments | None = None) -> Array:
     """cuDNN's fused attention (bfloat16); it partitions itself over a mesh."""
     attend = functools.partial(jax.nn.dot_product_attention, q, k, v, implementation="cudnn")
-    if valid is None:
+    if rows is None:
         return attend(is_causal=True)
     Q, T = q.shape[1], k.shape[1]
-    return attend(mask=(jnp.tri(Q, T, T - Q, bool) & valid[:, None])[:, None])
+    visible = rows.visible(jnp.arange(Q)) if isinstance(rows, Segments) else rows[:, None]
+    return attend(mask=(jnp.tri(Q, T, T - Q, bool) & visible)[:, None])
 
 
-def heads_first_attention(q: Array, k: Array, v: Array) -> Array:
+def heads_first_attention(q: Array, k: Array, v: Array, segments: Segments | None = None) -> Array:
     """`self_attention` by splash attention in its own order.
 
     Args:
         q: [B, H, T, h], already times h^-1/2; k, v: [B, K, T, h].
+        segments: what rows hold, if it is more than one prompt and a completion.
 
     Returns:
         [B, H, T, h].
     """
     kernel = functools.partial(_KERNELS["splash"], heads_first=True)
-    return over_mesh(kernel, ("batch", "heads", "length", "head_dim"), q, k, v)
+    return over_mesh(kernel, ("batch", "heads", "length", "head_dim"), q, k, v, rows=(segments,))
 
 
 def _splash(
     q: Array,
     k: Array,
     v: Array,
-    valid: Array | None = None,
+    rows: Array | Segments | None = None,
     interpret: bool = False,
     heads_first: bool = False,
 ) -> Array:
@@ -327,7 +373,7 @@ def _splash(
     if not heads_first:
         scaled = (q * q.shape[-1] ** -0.5).astype(q.dtype)
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (scaled, k, v))
-        return _splash(q, k, v, valid, interpret, heads_first=True).transpose(0, 2, 1, 3)
+        return _splash(q, k, v, rows, interpret, heads_first=True).transpose(0, 2, 1, 3)
     B, H, Q, _ = q.shape
     behind, before = -Q % LANES, (Q - k.shape[2]) % LANES
     padded = [
@@ -346,8 +392,11 @@ def _splash(
         interpret=interpret,
     )
     segments = None
-    if valid is not None:
-        there = jnp.pad(valid, ((0, 0), (before, 0)))
+    if isinstance(rows, Segments):
+        numbers = jnp.pad(rows.prompts, ((0, 0), (0, behind)))
+        segments = splash.SegmentIds(numbers, numbers)
+    elif rows is not None:
+        there = jnp.pad(rows, ((0, 0), (before, 0)))
         there = jnp.pad(there, ((0, 0), (0, behind)), constant_values=True).astype(jnp.int32)
         segments = splash.SegmentIds(jnp.ones((B, tokens), jnp.int32), there)
     return jax.vmap(kernel)(*padded, segments)[:, :, :Q]
@@ -376,7 +425,7 @@ def over_mesh(
     function: Callable[..., Any],
     axes: Sequence[str],
     *args: Array,
-    rows: Sequence[Array] = (),
+    rows: Sequence[Any] = (),
     whole: Sequence[Array] = (),
     out_axes: Sequence[str] | None = None,
 ) -> Any:

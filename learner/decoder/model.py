@@ -21,7 +21,13 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
-from learner.decoder.attention import SharedPrompt, choose, heads_first_attention, self_attention
+from learner.decoder.attention import (
+    Segments,
+    SharedPrompt,
+    choose,
+    heads_first_attention,
+    self_attention,
+)
 from learner.decoder.config import DecoderConfig
 from learner.decoder.rotary import normalize, rope_angles, rotate, whole_heads
 from learner.devices import sharding
@@ -236,7 +242,7 @@ class Decoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, tokens: Array, positions: Array, shared: SharedPrompt | None = None
+        self, tokens: Array, positions: Array, layout: SharedPrompt | Segments | None = None
     ) -> Array:
         """See `hidden_states`."""
         c = self.config
@@ -248,12 +254,13 @@ class Decoder(nn.Module):
             self.param("unembedding", columns, (c.hidden_size, c.vocab_size), dtype)
         rope = rope_angles(positions, c)
         attend: Attend = functools.partial(
-            self_attention, implementation=choose(c).name, shared=shared
+            self_attention, implementation=choose(c).name, layout=layout
         )
         # Completions that share a prompt are cut out of their rows first.
-        tpu_rows = shared is None and _orders_heads(c)
+        tpu_rows = not isinstance(layout, SharedPrompt) and _orders_heads(c)
         if tpu_rows:
-            rope, attend = whole_heads(rope), heads_first_attention
+            rope = whole_heads(rope)
+            attend = functools.partial(heads_first_attention, segments=layout)
 
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
             x = nn.with_logical_constraint(x, ("batch", "length", "activation"))
@@ -373,7 +380,7 @@ def hidden_states(
     config: DecoderConfig,
     tokens: Array,
     positions: Array,
-    shared: SharedPrompt | None = None,
+    layout: SharedPrompt | Segments | None = None,
 ) -> Array:
     """Final hidden states of whole sequences, after the last norm (the training path).
 
@@ -382,14 +389,14 @@ def hidden_states(
 
     Args:
         tokens: i32[B, T], each in [0, V); positions: i32[B, T].
-        shared: the layout of rows with several completions; None with at most one.
+        layout: of rows with more than a prompt and one completion to it.
 
     Returns:
         [B, T, D] in `config.dtype`; meaningless in the padding.
     """
     chex.assert_rank(tokens, 2)
     chex.assert_equal_shape([tokens, jnp.asarray(positions)])
-    return Decoder(config).apply({"params": params}, tokens, positions, shared)
+    return Decoder(config).apply({"params": params}, tokens, positions, layout)
 
 
 def unembedding(params: Params, config: DecoderConfig) -> Array:

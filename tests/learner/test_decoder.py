@@ -364,13 +364,18 @@ def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
     lengths = np.stack([(owner == n).sum(1) for n in (1, 2, 3)], 1)
     prompts = (owner == 0).sum(1)
     starts = prompts[:, None] + np.cumsum(lengths, 1) - lengths
-    for prompt_capacity, window in ((None, None), (3, 3), (7, 7)):
+    packed = attention.Segments(jnp.asarray(owner >= 0, jnp.int32), jnp.asarray(owner))
+    for layout in (
+        None,
+        attention.SharedPrompt(prompts, starts, lengths, 3, 3),
+        attention.SharedPrompt(prompts, starts, lengths, 7, 7),
+        packed,
+    ):
         causal = np.tril(np.ones((7, 7), bool))
-        if window is None:
-            valid, shared, mask = np.ones((2, 7), bool), None, causal[None]
+        if layout is None:
+            valid, mask = np.ones((2, 7), bool), causal[None]
         else:
             valid = owner >= 0
-            shared = attention.SharedPrompt(prompts, starts, lengths, prompt_capacity, window)
             same = owner[:, :, None] == owner[:, None, :]
             mask = causal & ((owner == 0)[:, None, :] | same)
 
@@ -378,8 +383,8 @@ def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
             out = jax.nn.dot_product_attention(q, k, v, mask=jnp.asarray(mask)[:, None])
             return jnp.where(valid[..., None, None], out, 0)
 
-        def got(q, k, v, shared=shared, valid=valid):
-            out = attention.self_attention(q, k, v, "reference", shared)
+        def got(q, k, v, layout=layout, valid=valid):
+            out = attention.self_attention(q, k, v, "reference", layout)
             # A number that is not finite in the padding would show up in the gradient.
             return jnp.where(valid[..., None, None], out, 0)
 
@@ -410,12 +415,18 @@ def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
     starts = prompts[:, None] + jnp.cumsum(lengths, 1) - lengths
     shared = attention.SharedPrompt(prompts, starts, lengths, 40, 60)
     inside = jnp.arange(length) < (prompts + lengths.sum(1))[:, None]
+    # Two prompts of different lengths, each with one completion, and padding.
+    slots, second = jnp.arange(length)[None], jnp.array([[50], [77]])
+    numbers = jnp.where(slots < second, 1, jnp.where(slots < 140, 2, 0))
+    completion = jnp.where(slots < second, slots > 9, slots > second + 20)
+    segments = attention.Segments(numbers, jnp.where(completion, numbers, 0))
 
     def run(implementation):
         def attend(q, k, v):
             plain = attention.self_attention(q, k, v, implementation)
-            packed = attention.self_attention(q, k, v, implementation, shared)
-            return plain + jnp.where(inside[..., None, None], packed, 0)
+            cut = attention.self_attention(q, k, v, implementation, shared)
+            packed = attention.self_attention(q, k, v, implementation, segments)
+            return plain + jnp.where(inside[..., None, None], cut, 0) + 2 * packed
 
         return jax.jit(functools.partial(output_and_gradient, attend))(*qkv)
 
@@ -439,9 +450,9 @@ def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
     config = dataclasses.replace(config, dtype="bfloat16", attention=name, remat="full")
     ids = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 
-    def program(shared=None):
+    def program(layout=None):
         def loss(params, tokens):
-            hidden = model.hidden_states(params, config, tokens, tokens, shared)
+            hidden = model.hidden_states(params, config, tokens, tokens, layout)
             return jnp.sum(hidden.astype(jnp.float32))
 
         traced = jax.jit(jax.grad(loss)).trace(model.abstract_params(config), ids)
@@ -452,6 +463,10 @@ def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
     two = jnp.array([[64, 96], [64, 96]])
     shared = attention.SharedPrompt(two[:, 0], two, jnp.full((2, 2), 32), 64, 32)
     assert kernel in program(shared)
+    # So do rows of several prompts.
+    ones = jnp.ones((2, 128), jnp.int32)
+    masked = kernel.replace("fmha", "fmhaScaleBias")
+    assert masked in program(attention.Segments(ones, ones))
 
 
 def test_choice_of_attention_says_why(monkeypatch):
