@@ -29,7 +29,6 @@ SMALL = [
     "--config.training.epochs=1.0",
     "--config.training.prompts_per_step=8",
     "--config.training.group_size=4",
-    "--config.training.length_multiple=128",  # One length of rows.
     "--config.engineer.reading_questions=0",
 ]
 #: A study of runs as small.
@@ -62,7 +61,6 @@ def get_config():
     config.training.epochs = 1.0
     config.training.prompts_per_step = 8
     config.training.group_size = 4
-    config.training.length_multiple = 128
     config.engineer.reading_questions = 0
     return config
 """

@@ -267,9 +267,7 @@ def own_trainer(task: Task) -> Measurements:
     training = GRPOConfig(
         prompts_per_step=len(task["prompts"]),
         group_size=task["group_size"],
-        completions_per_row=task["completions_per_row"],
         micro_batch_rows=task["micro_batch_rows"],
-        length_multiple=32,
         max_new_tokens=task["new_tokens"],
         degenerate_groups="keep",
         optimizer=OptimizerConfig(learning_rate=1e-6, moment_dtype="float32"),

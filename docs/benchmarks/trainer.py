@@ -41,13 +41,11 @@ def tables(
         "prompts": ["".join(characters[i] for i in row) for row in ids],
         "group_size": group_size,
         "new_tokens": new_tokens,
-        "completions_per_row": group_size,
-        "micro_batch_rows": 1,
+        "micro_batch_rows": micro_batch_rows,
         "peer_micro_batch_rows": micro_batch_rows,
         "devices": 1,
         "scan_unroll": config.num_hidden_layers,
     }
-    alone = {"completions_per_row": 1, "micro_batch_rows": micro_batch_rows}
     with tempfile.TemporaryDirectory() as folder:
         params = model.init_params(jax.random.key(0), config)
         weights.save(folder, params, config, tokenizer)
@@ -55,9 +53,6 @@ def tables(
         outcomes = compare(
             {
                 "this project": Case("learner_engines:own_trainer", task),
-                "this project, one completion a row": Case(
-                    "learner_engines:own_trainer", task | alone
-                ),
                 "TRL GRPOTrainer": Case("learner_engines:trl", task, trl_python),
             },
             rounds,
@@ -68,7 +63,7 @@ def tables(
         outcomes,
         "completion tokens/s",
         f"{rounds} processes of each in turns, and the best of them. float32, the same weights, "
-        "AdamW, clipped gradients, DAPO's loss without KL. This project puts all completions of a "
+        "AdamW, clipped gradients, DAPO's loss without KL. This project puts completions of a "
         "prompt into one row, which computes the prompt once; the gradient is the same.",
     )
 

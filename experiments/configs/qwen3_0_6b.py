@@ -22,7 +22,6 @@ def get_config() -> ml_collections.ConfigDict:
     training.max_new_tokens = 4096
     training.micro_batch_rows = 8
     training.sampling_rows = 128
-    training.length_multiple = 512
     training.optimizer.learning_rate = 1e-6
     training.optimizer.warmup_steps = 10
     return config

@@ -25,7 +25,6 @@ def get_config() -> ml_collections.ConfigDict:
     training.epochs = 1.0
     training.prompts_per_step = 64
     training.max_new_tokens = 12
-    training.length_multiple = 32
     training.optimizer.learning_rate = 5e-4
     # A killed run loses one round at most.
     config.checkpoint.every_steps = 1000

@@ -30,8 +30,6 @@ def get_config() -> ml_collections.ConfigDict:
     training.group_size = 8
     training.max_new_tokens = 64
     training.micro_batch_rows = 8
-    training.completions_per_row = 8  # All answers to a prompt: they are short.
-    training.length_multiple = 64
     training.objective.advantage_normalization = "none"
     training.optimizer.learning_rate = 1.2e-4
     training.optimizer.warmup_steps = 5

@@ -86,7 +86,6 @@ class Hindsight:
         config = sft.SFTConfig(
             batch_rows=ROWS,
             micro_batch_rows=training.micro_batch_rows,
-            length_multiple=training.length_multiple,
             max_completion_tokens=settings.engineer.max_new_tokens,
             optimizer=training.optimizer,
         )

@@ -140,8 +140,9 @@ def rates(
         return dict.fromkeys(_RATES)
     tokens = layout.completions * layout.shards / step
     completions = work.prompts_per_step * work.group_size
-    per_row = layout.rows * work.completions_per_row * layout.shards
-    micro_batches = math.ceil(completions / per_row)
+    rows, length = layout.training(work).row_shapes(work.prompt_length, layout.shards)[0]
+    per_row = length // (work.prompt_length + work.max_new_tokens)
+    micro_batches = math.ceil(completions / (rows * per_row))
     update = micro_batches * gradients + (seconds["optimizer"] or 0)
     prompts, lengths = (np.full(completions, x) for x in (work.prompt_length, work.max_new_tokens))
     flops = metrics.update_flops(config, prompts, lengths, work.lora_rank > 0)

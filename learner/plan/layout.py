@@ -43,7 +43,6 @@ class Work:
         group_size: completions to a prompt.
         cache_fraction: the cache's size, as a fraction of what the longest completions need.
         prompts_per_step: prompts of one update.
-        completions_per_row: completions that share a row.
         moment_dtype: dtype of Adam's moments, see `learner.training.train_state.OptimizerConfig`.
         lora_rank: rank of adapters; 0 trains all parameters.
         kl_coef: above 0 adds a reference model.
@@ -54,7 +53,6 @@ class Work:
     cache_fraction: float = 1.0
     group_size: int = 8
     prompts_per_step: int = 32
-    completions_per_row: int = 1
     moment_dtype: str = "float32"
     lora_rank: int = 0
     kl_coef: float = 0.0
@@ -98,7 +96,6 @@ class Layout:
             prompts_per_step=max(work.prompts_per_step, completions // work.group_size),
             group_size=work.group_size,
             micro_batch_rows=self.rows * self.shards,
-            completions_per_row=work.completions_per_row,
             max_new_tokens=work.max_new_tokens,
             sampling_rows=completions,
             cache_fraction=work.cache_fraction,
@@ -129,7 +126,7 @@ def layouts(config: DecoderConfig, target: Target, work: Work) -> list[Layout]:
     cache = fraction * work.max_new_tokens + work.prompt_length / work.group_size
     cache *= jnp.dtype(config.kv_dtype).itemsize * per_token
     row = 4 * itemsize * config.num_hidden_layers * config.hidden_size
-    row *= work.prompt_length + work.max_new_tokens * work.completions_per_row
+    row *= work.prompt_length + work.max_new_tokens
     found: list[tuple[float, Layout]] = []
     sizes = [1 << n for n in range(target.count.bit_length())]
     for tensor, fsdp in itertools.product(sizes, sizes):

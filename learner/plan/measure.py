@@ -22,7 +22,7 @@ from learner.devices import sharding
 from learner.plan.programs import Program, abstract_trainer
 from learner.sampling.slots import RUNNING, Sequences
 from learner.training import lora
-from learner.training.completion_rows import MicroBatch
+from learner.training.packed_rows import PackedRows
 from learner.training.train_state import TrainState, create_train_state
 from learner.training.trainer import GRPOConfig
 
@@ -90,7 +90,7 @@ def _sampling(
 
 
 def _update(
-    run: dict[str, Any], state: TrainState, batch: MicroBatch, frozen: Any
+    run: dict[str, Any], state: TrainState, batch: PackedRows, frozen: Any
 ) -> dict[str, float]:
     """Seconds of each program of an update."""
     total, scale = _zeros(run["gradients"], 0, 4)

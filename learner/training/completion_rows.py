@@ -1,13 +1,13 @@
-"""Prompts with completions in rows of fixed shape, in micro-batches, and their log-probabilities.
+"""Prompts with completions in rows of one prompt each, and their log-probabilities.
 
-The one forward pass that supervised training and GRPO share. A row is a prompt, then one or more
-completions to it, then padding on the right. The completions do not see each other, so a prompt
-goes through the model once for all completions in its row. Only the positions that predict a
-completion token go through the vocabulary projection.
+For supervised training and for the likelihood of given completions. A row is a prompt, then one or
+more completions to it, then padding on the right. The completions do not see each other, so a
+prompt goes through the model once for all completions in its row. Only the positions that predict
+a completion token go through the vocabulary projection.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import chex
@@ -19,16 +19,12 @@ from learner.decoder import model
 from learner.decoder.attention import SharedPrompt
 from learner.decoder.config import DecoderConfig
 from learner.decoder.logprobs import token_logprobs
-from learner.training.grpo_config import GRPOConfig
-from learner.training.rollout import Rollout
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """R rows, each a prompt and up to A completions of at most M tokens, with inputs of the loss.
-
-    Supervised training uses no field after `weights`.
+    """R rows, each a prompt and up to A completions of at most M tokens.
 
     Attributes:
       tokens: i32[R, T], prompt, its completions one after another, padding.
@@ -39,10 +35,6 @@ class MicroBatch:
         prompt, so that nothing predicts them; None for none.
       given_capacity: static, at least the largest of them.
       weights: f32[R, A, M], of the tokens in the loss.
-      sampled_logprobs: f32[R, A, M], the sampler's.
-      advantages: f32[R, A].
-      old_logprobs: f32[R, A, M], the trainer's before the first update of the step; None where the
-        sampler's or the current ones are used for them.
     """
 
     tokens: Any
@@ -52,9 +44,6 @@ class MicroBatch:
     given: Any = None
     given_capacity: int = dataclasses.field(default=0, metadata={"static": True})
     weights: Any = None
-    sampled_logprobs: Any = None
-    advantages: Any = None
-    old_logprobs: Any = None
 
 
 def pack_rows(
@@ -157,62 +146,3 @@ def completion_logprobs(
     )
     shape = (num_rows, starts.shape[1], window)
     return logprobs.reshape(shape), entropies.reshape(shape)
-
-
-def micro_batches(
-    config: GRPOConfig,
-    batch: Rollout,
-    chosen: np.ndarray,
-    advantages: np.ndarray,
-    weights: np.ndarray,
-    pad_id: int,
-) -> Iterator[MicroBatch]:
-    """The chosen completions in rows, sorted by length, `micro_batch_rows` at a time.
-
-    Args:
-      batch: N completions.
-      chosen: i64[n], ascending numbers of those to use.
-      advantages: f32[N].
-      weights: f32[N, M], computed over all completions of the update.
-    """
-    group, width = chosen // config.group_size, config.completions_per_row
-    rows = [
-        of_prompt[first : first + width]
-        for of_prompt in (chosen[group == prompt] for prompt in range(len(batch.prompts)))
-        for first in range(0, len(of_prompt), width)
-    ]
-
-    def prompt(row: np.ndarray) -> Any:
-        return batch.prompts[row[0] // config.group_size]
-
-    totals = np.array([len(prompt(row)) + batch.lengths[row].sum() for row in rows])
-    order = np.argsort(totals, kind="stable")
-    for first in range(0, len(rows), config.micro_batch_rows):
-        part = order[first : first + config.micro_batch_rows]
-        some = [rows[i] for i in part]
-        longest = max(int(batch.lengths[row].max()) for row in some)
-        length, window = config.row_shape(int(totals[part].max()), longest)
-        # Index N stands for an absent completion.
-        index = np.full((config.micro_batch_rows, width), len(batch.lengths))
-        for i, row in enumerate(some):
-            index[i, : len(row)] = row
-
-        def gather(values: np.ndarray, index: np.ndarray = index) -> Any:
-            return np.concatenate([values, np.zeros_like(values[:1])])[index]
-
-        prompts = [prompt(row) for row in some]
-        packed = pack_rows(
-            prompts,
-            [[batch.tokens[i, : batch.lengths[i]] for i in row] for row in some],
-            config.micro_batch_rows,
-            width,
-            length,
-            pad_id,
-            config.prompt_capacity(length, max(map(len, prompts))),
-        )
-        yield dataclasses.replace(
-            packed,
-            sampled_logprobs=gather(batch.logprobs[:, :window]),
-            advantages=gather(advantages),
-            weights=gather(weights[:, :window]),
-        )

@@ -196,8 +196,25 @@ def k3(log_ratio: jax.Array) -> jax.Array:
     return jnp.expm1(log_ratio) - log_ratio
 
 
+def _sums(values: jax.Array, completions: jax.Array | None) -> jax.Array:
+    """The sum over each token's completion, f32[..., M]; see `objective`."""
+    if completions is None:
+        total = jnp.sum(values, axis=-1, keepdims=True)
+        return jnp.broadcast_to(total, values.shape)
+    flat, size = completions.reshape(-1, completions.shape[-1]), completions.shape[-1]
+
+    def row(values: jax.Array, numbers: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(values, numbers, num_segments=size + 1)[numbers]
+
+    return jax.vmap(row)(values.reshape(flat.shape), flat).reshape(values.shape)
+
+
 def _importance_weights(
-    config: ObjectiveConfig, old_logprobs: jax.Array, sampled_logprobs: jax.Array, mask: jax.Array
+    config: ObjectiveConfig,
+    old_logprobs: jax.Array,
+    sampled_logprobs: jax.Array,
+    mask: jax.Array,
+    completions: jax.Array | None,
 ) -> jax.Array:
     """Truncated importance weights of the tokens, f32[..., M]; see `importance_correction`.
 
@@ -208,8 +225,7 @@ def _importance_weights(
         return jnp.ones_like(sampled_logprobs)
     log_ratio = jnp.where(mask, old_logprobs - sampled_logprobs, 0.0)
     if config.importance_correction == "sequence":
-        total = jnp.sum(log_ratio, axis=-1, keepdims=True)
-        log_ratio = jnp.broadcast_to(total, log_ratio.shape)
+        log_ratio = _sums(log_ratio, completions)
     # The logarithm is cut, not the ratio: the exponential of a long completion's sum may overflow.
     return jnp.exp(jnp.minimum(log_ratio, jnp.log(config.importance_cap)))
 
@@ -224,6 +240,7 @@ def objective(
     weights: jax.Array,
     reference_logprobs: jax.Array | None = None,
     old_logprobs: jax.Array | None = None,
+    completions: jax.Array | None = None,
 ) -> tuple[jax.Array, Sums]:
     """The clipped surrogate loss of some completions, and what to report of it.
 
@@ -238,13 +255,15 @@ def objective(
       logprobs: f32[..., M] of the completion tokens under the current policy; differentiated.
       entropies: f32[..., M] of the current policy in nats; differentiated if they count.
       sampled_logprobs: f32[..., M], as the sampler reported them.
-      advantages: f32[...], one a completion.
+      advantages: f32[..., M], or f32[..., 1] for one a completion.
       mask: bool[..., M], tokens that take part; the other entries may hold anything finite.
       weights: f32[..., M] from `token_weights` over the whole global batch.
       reference_logprobs: f32[..., M] under the reference model; needed if `config.kl_coef` > 0.
       old_logprobs: f32[..., M] by the trainer under the policy that sampled, for an
         `importance_correction`; without one the sampler's stand for them. None: it is the current
         policy that sampled.
+      completions: i32[..., M], from 0 to M, the number of each token's completion where the last
+        axis has several; None where it is one.
 
     Returns:
       The loss f32[], and sums over the tokens that take part.
@@ -264,7 +283,7 @@ def objective(
       ValueError: `reference_logprobs` is needed and missing.
     """
     chex.assert_equal_shape([logprobs, entropies, sampled_logprobs, mask, weights])
-    chex.assert_shape(advantages, logprobs.shape[:-1])
+    chex.assert_shape(advantages, (*logprobs.shape[:-1], None))
     if config.kl_coef > 0 and reference_logprobs is None:
         raise ValueError(f"kl_coef={config.kl_coef}: needs reference_logprobs, got None")
     if config.importance_correction == "none":
@@ -275,11 +294,10 @@ def objective(
     log_ratio = jnp.where(mask, logprobs - old_logprobs, 0.0)
     token_log_ratio = log_ratio
     if config.ratio_level == "sequence":
-        lengths = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
-        mean = jnp.sum(log_ratio, axis=-1, keepdims=True) / lengths
-        log_ratio = jnp.broadcast_to(mean, log_ratio.shape)
+        lengths = jnp.maximum(_sums(mask.astype(log_ratio.dtype), completions), 1)
+        log_ratio = _sums(log_ratio, completions) / lengths
     ratio = jnp.exp(log_ratio)
-    advantage = jnp.broadcast_to(advantages[..., None], ratio.shape)
+    advantage = jnp.broadcast_to(advantages, ratio.shape)
     kl_reference = jnp.zeros_like(ratio)
     if reference_logprobs is not None:
         over_reference = jnp.where(mask, logprobs - reference_logprobs, 0.0)
@@ -295,7 +313,9 @@ def objective(
     if config.dual_clip:
         beyond = (ratio > config.dual_clip) & (advantage < 0)
         gain = jnp.where(advantage < 0, jnp.maximum(gain, config.dual_clip * advantage), gain)
-    trust = jax.lax.stop_gradient(_importance_weights(config, old_logprobs, sampled_logprobs, mask))
+    trust = jax.lax.stop_gradient(
+        _importance_weights(config, old_logprobs, sampled_logprobs, mask, completions)
+    )
     loss = -trust * gain
     if config.kl_estimator == "k3":
         loss = loss + config.kl_coef * kl_reference

@@ -6,15 +6,17 @@ import re
 from typing import Literal, get_args
 
 from learner import checks, tokens
-from learner.training import grpo
+from learner.training import grpo, packing
 from learner.training.curriculum import CurriculumConfig
 from learner.training.lora import LoraConfig
 from learner.training.train_state import OptimizerConfig
 
 DegenerateGroups = Literal["drop", "resample", "keep"]
 
-# Lengths from a power of two to the next. All cost the same to compile; long ones more padding.
-_LENGTHS, _LENGTHS_OF_LONG_ROWS, _LONG_ROW = 4, 8, 4096
+# Longest rows are multiples of a tile of the attention kernel of TPUs, of few lengths.
+_TILE, _LENGTHS = 128, 8
+# At most a third of a full row is a prompt, where completions are short.
+_PROMPTS_PER_ROW = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +31,10 @@ class GRPOConfig:
       updates_per_step: optimizer updates on the completions of one step, each on its part of the
         groups, so every completion is used once (unlike mu in DeepSeekMath, arXiv 2402.03300, which
         counts passes over all of them). 1 is strictly on-policy.
-      micro_batch_rows: rows that go through the model at once; a multiple of data * fsdp of the
-        mesh. It changes memory and speed, never the result.
-      completions_per_row: completions to one prompt that share a row and a pass over the prompt.
-        Pays where completions are not much longer than prompts: attention grows with the square of
-        the row. It changes memory and speed, never the result.
-      length_multiple: rows are padded to a multiple of this many tokens, long ones to one of four
-        lengths between a power of two and the next, of eight beyond 4,096; see `row_shape`. Each
-        shape that occurs is compiled once. Rows are sorted by length first, so short ones stay
-        short. It changes memory and speed, never the result.
+      micro_batch_rows: most rows that go through the model at once, of the length that holds the
+        longest completion with its prompt; a multiple of data * fsdp of the mesh. Rows hold
+        completions to several prompts (`row_shapes`). It changes memory and speed, never the
+        result.
       max_new_tokens: budget of a completion, stop token included.
       thinking_tokens: above 0 the chat template opens the model's thinking, which counts as
         completion. After so many tokens of it a text of Qwen3's own ends it, which is left out of
@@ -75,8 +72,6 @@ class GRPOConfig:
     epochs: float = 1.0
     updates_per_step: int = 1
     micro_batch_rows: int = 8
-    completions_per_row: int = 1
-    length_multiple: int = 32
     max_new_tokens: int = 1024
     thinking_tokens: int = 0
     sampling_rows: int = 512
@@ -98,8 +93,6 @@ class GRPOConfig:
             group_size=2,
             updates_per_step=1,
             micro_batch_rows=1,
-            completions_per_row=1,
-            length_multiple=1,
             max_new_tokens=1,
             thinking_tokens=0,
             sampling_rows=1,
@@ -151,29 +144,20 @@ class GRPOConfig:
         prompts = self.prompts_per_step * self.candidates
         return math.ceil(self.epochs * num_prompts / prompts - 1e-9)
 
-    def row_shape(self, longest_row: int, longest_completion: int) -> tuple[int, int]:
-        """The length and the window of a micro-batch: few pairs, as each is compiled once.
+    def row_shapes(self, longest_prompt: int, shards: int) -> list[packing.Shape]:
+        """Rows and tokens of micro-batches: at most four shapes, each compiled once.
+
+        The same for all steps whose longest prompts are alike.
 
         Args:
-          longest_row: tokens of the longest row, prompt and completions.
-          longest_completion: tokens of the longest completion in any row.
-
-        Returns:
-          The tokens that rows are padded to, and the tokens that completions are padded to where
-          their log-probabilities are computed: a quarter, a half or all of `max_new_tokens`. Both
-          grow with the arguments.
+          longest_prompt: tokens of the longest prompt of a step.
+          shards: over which rows are split.
         """
-        lengths = _LENGTHS if longest_row <= _LONG_ROW else _LENGTHS_OF_LONG_ROWS
-        length = tokens.geometric_bucket(longest_row, self.length_multiple, lengths)
-        most = self.max_new_tokens
-        windows = [min(most, tokens.bucket(-(-most // n), self.length_multiple)) for n in (4, 2, 1)]
-        return length, tokens.bucket(longest_completion, windows)
-
-    def prompt_capacity(self, length: int, longest_prompt: int) -> int:
-        """Tokens that hold a shared prompt: an eighth, a quarter, a half or all of a row.
-
-        All of it where every completion has a row of its own.
-        """
-        if self.completions_per_row == 1:
-            return length
-        return tokens.bucket(longest_prompt, [-(-length // n) for n in (8, 4, 2, 1)])
+        prompts = min(
+            _PROMPTS_PER_ROW * longest_prompt,
+            longest_prompt + self.group_size * self.max_new_tokens,
+        )
+        length = max(longest_prompt + self.max_new_tokens, prompts)
+        length = tokens.geometric_bucket(length, _TILE, _LENGTHS)
+        completions = self.prompts_per_step * self.group_size // self.updates_per_step
+        return packing.shapes(self.micro_batch_rows, shards, length, completions)

@@ -24,19 +24,16 @@ from jax.sharding import Mesh
 from learner import tokens
 from learner.chat import Completion
 from learner.decoder import hub, weights
+from learner.decoder.attention import shares_prompts
 from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
-from learner.training.completion_rows import (
-    MicroBatch,
-    completion_logprobs,
-    micro_batches,
-    pack_rows,
-)
 from learner.training.curriculum import PromptScores, replay_indices
 from learner.training.grpo_config import GRPOConfig as GRPOConfig
+from learner.training.packed_rows import PackedRows, micro_batches, packed_logprobs
+from learner.training.packing import Shape
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import TrainState, abstract_train_state, create_train_state
@@ -143,18 +140,17 @@ class GRPOTrainer:
         corrected = objective.importance_correction != "none"
         self._needs_old = corrected and config.updates_per_step > 1
 
-        def forward(params: Any, batch: MicroBatch) -> tuple[jax.Array, jax.Array]:
-            return completion_logprobs(
+        def forward(params: Any, batch: PackedRows) -> tuple[jax.Array, jax.Array]:
+            return packed_logprobs(
                 params,
                 model_config,
                 batch,
-                batch.weights.shape[-1],
                 temperature=config.temperature,
                 vocab_size=vocab_size,
                 entropy_gradient=objective.entropy_coef > 0,
             )
 
-        def loss(params: Any, batch: MicroBatch, frozen: Any) -> Any:
+        def loss(params: Any, batch: PackedRows, frozen: Any) -> Any:
             policy = lora.attach(frozen, params, config.lora) if rank else params
             logprobs, entropies = forward(policy, batch)
             reference_logprobs = forward(frozen, batch)[0] if kl_coef > 0 else None
@@ -168,6 +164,7 @@ class GRPOTrainer:
                 batch.weights,
                 reference_logprobs,
                 batch.old_logprobs,
+                batch.completions,
             )
 
         self._weights = jax.jit(
@@ -182,11 +179,11 @@ class GRPOTrainer:
         self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
         self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
         self._update = Updater(loss, self._abstract, config.optimizer, mesh, model_config.dtype)
-        # On TPUs, with a folder that keeps compiled programs, an update compiles while the first
-        # completions are sampled. On a CPU, compiling would take the cores that sample; on a GPU,
-        # it tries kernels out in the memory that sampling fills.
-        self._compiles_ahead = jax.default_backend() == "tpu" and config.completions_per_row == 1
-        self._ahead: tuple[tuple[int, int], futures.Future[None]] | None = None
+        # On TPUs, with a folder that keeps compiled programs, an update compiles for all shapes of
+        # rows while the first completions are sampled. On a CPU, compiling would take the cores
+        # that sample; on a GPU, it tries kernels out in the memory that sampling fills.
+        self._compiles_ahead = jax.default_backend() == "tpu"
+        self._ahead: futures.Future[None] | None = None
 
     @classmethod
     def from_pretrained(
@@ -369,25 +366,30 @@ class GRPOTrainer:
         Args:
           prompt_length: tokens of the longest prompt.
         """
-        batch = self.longest_rows(prompt_length)
-        return self._update.lower(self._abstract, batch, self._frozen)
+        return self._lower_update(self._row_shapes(prompt_length)[0])
 
-    def longest_rows(self, prompt_length: int) -> MicroBatch:
-        """A full micro-batch of the longest rows; all tokens are 0, weights and advantages 1."""
-        config = self.config
-        rows, width = config.micro_batch_rows, config.completions_per_row
-        window = config.max_new_tokens
-        length, _ = config.row_shape(prompt_length + width * window, window)
-        capacity = config.prompt_capacity(length, prompt_length)
-        prompts, completions = [[0] * prompt_length] * rows, [[[0] * window] * width] * rows
-        zeros = np.zeros((rows, width, window), np.float32)
-        return dataclasses.replace(
-            pack_rows(prompts, completions, rows, width, length, 0, capacity),
-            weights=np.ones_like(zeros),
-            sampled_logprobs=zeros,
-            advantages=np.ones_like(zeros[..., 0]),
-            old_logprobs=zeros if self._needs_old else None,
-        )
+    def longest_rows(self, prompt_length: int) -> PackedRows:
+        """A full micro-batch of the longest rows, each with one completion of the longest.
+
+        All tokens are 0, weights and advantages 1.
+        """
+        batch = self._empty_rows(self._row_shapes(prompt_length)[0])
+        completion = np.zeros(self.config.max_new_tokens, np.int32)
+        for row in range(len(batch.tokens)):
+            _, (there,) = batch.add(row, 0, [0] * prompt_length, [completion])
+            batch.weights[row, there] = batch.advantages[row, there] = 1
+        return batch
+
+    def _row_shapes(self, longest_prompt: int) -> list[Shape]:
+        return self.config.row_shapes(longest_prompt, sharding.num_row_shards(self._mesh))
+
+    def _empty_rows(self, shape: Shape) -> PackedRows:
+        batch = PackedRows.empty(*shape, self._pad_id)
+        old = np.zeros_like(batch.weights) if self._needs_old else None
+        return dataclasses.replace(batch, old_logprobs=old)
+
+    def _lower_update(self, shape: Shape) -> dict[str, jax.stages.Lowered]:
+        return self._update.lower(self._abstract, self._empty_rows(shape), self._frozen)
 
     def _draw(
         self,
@@ -459,12 +461,16 @@ class GRPOTrainer:
             np.flatnonzero(keep & (update_of_row == u)) for u in range(config.updates_per_step)
         ]
         work: list[Any] = []
+        shapes = self._row_shapes(max(map(len, batch.prompts)))
+        shared = shares_prompts(self._model_config)
         for chosen in filter(len, parts):
             # Over all N completions, with those left out empty, so that one shape is compiled.
             used = np.zeros_like(sampled)
             used[chosen] = sampled[chosen]
             weights = np.asarray(self._weights(used))
-            work.append(micro_batches(config, batch, chosen, advantages, weights, self._pad_id))
+            work.append(
+                micro_batches(batch, chosen, advantages, weights, shapes, shared, self._pad_id)
+            )
         if not work:
             step = distributed.put(np.asarray(state.step) + np.int32(1), state.step.sharding)
             return [], dataclasses.replace(state, step=step)
@@ -473,7 +479,9 @@ class GRPOTrainer:
             params = self.policy_params(state)
             work = [[self._with_old(params, micro) for micro in micros] for micros in work]
         if self._ahead is not None:
-            self._wait_for_compiled(batch, np.concatenate(parts))
+            # If it failed, the update compiles again and, if that fails too, says why.
+            futures.wait([self._ahead])
+            self._ahead = None
         updates: list[UpdateResult] = []
         for u, micros in enumerate(work):
             last = u == len(work) - 1
@@ -490,28 +498,18 @@ class GRPOTrainer:
         return keep & ~batch.truncated if self.config.mask_truncated else keep
 
     def _compile_ahead(self, prompt_length: int) -> None:
-        """Begins to compile an update with the longest rows, for JAX's persistent cache."""
+        """Begins to compile an update for all shapes of rows, for JAX's persistent cache."""
 
         def compiled() -> None:
-            for lowered in self.lower_update(prompt_length).values():
-                lowered.compile()
+            for number, shape in enumerate(self._row_shapes(prompt_length)):
+                lowered = self._lower_update(shape)
+                lowered["gradients"].compile()
+                if not number:
+                    lowered["optimizer"].compile()
 
-        most = self.config.max_new_tokens
-        shape = self.config.row_shape(prompt_length + most, most)
-        self._ahead = shape, futures.ThreadPoolExecutor(1).submit(compiled)
+        self._ahead = futures.ThreadPoolExecutor(1).submit(compiled)
 
-    def _wait_for_compiled(self, batch: Rollout, chosen: np.ndarray) -> None:
-        """Waits for what compiles ahead, if the longest of the chosen completions need it."""
-        assert self._ahead is not None
-        shape, compiled = self._ahead
-        prompts = np.array([len(batch.prompts[i // self.config.group_size]) for i in chosen])
-        lengths = batch.lengths[chosen]
-        if self.config.row_shape(int((prompts + lengths).max()), int(lengths.max())) == shape:
-            # If it failed, the update compiles again and, if that fails too, says why.
-            futures.wait([compiled])
-            self._ahead = None
-
-    def _with_old(self, params: Any, batch: MicroBatch) -> MicroBatch:
+    def _with_old(self, params: Any, batch: PackedRows) -> PackedRows:
         batch = distributed.put(batch, sharding.batch_sharding(self._mesh))
         with sharding.use(self._mesh):
             return dataclasses.replace(batch, old_logprobs=self._score(params, batch))

@@ -236,15 +236,13 @@ def test_other_rows_change_a_resumed_run_only_by_rounding(undisturbed, tmp_path)
     workdir = shutil.copytree(whole, tmp_path / "resumed")
     (workdir / "report.html").unlink()  # A finished run would only say so.
     shutil.rmtree(workdir / "rounds" / "2")  # Else its validation would stay.
-    rows = ("micro_batch_rows=4", "completions_per_row=2", "sampling_rows=8", "length_multiple=32")
+    rows = ("micro_batch_rows=4", "sampling_rows=8")
     options = (f"--config.training.{option}" for option in rows)
     code, out, err = whole_runs.three_rounds(workdir, *options, "--resume_from=8").end()
     assert code == 0, err[-3000:]
     assert "resuming after step 4 of round 2" in out
     (line,) = store.read_log(workdir / store.CHANGES)
     assert line["changed"] == [
-        "training.completions_per_row was 8 and is 2",
-        "training.length_multiple was 128 and is 32",
         "training.micro_batch_rows was 8 and is 4",
         "training.sampling_rows was 512 and is 8",
     ]

@@ -40,7 +40,6 @@ OPTIONS = [
     "--config.training.group_size=4",
     "--config.training.max_new_tokens=16",
     "--config.training.micro_batch_rows=4",
-    "--config.training.completions_per_row=4",
     "--config.training.optimizer.learning_rate=5e-5",
     "--config.checkpoint.every_steps=2",
     "--config.engineer.max_new_tokens=16",

@@ -145,7 +145,6 @@ CONFIG = GRPOConfig(
     prompts_per_step=4,
     group_size=4,
     micro_batch_rows=8,
-    length_multiple=64,
     max_new_tokens=4,
     optimizer=OptimizerConfig(learning_rate=1e-2),
 )

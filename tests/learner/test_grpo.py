@@ -109,7 +109,7 @@ def ours(config, rows, logprobs, entropies, mask):
         logprobs,
         entropies,
         array("sampled_logprobs"),
-        array("advantages"),
+        array("advantages")[:, None],
         mask,
         weights,
         array("reference_logprobs") if config.kl_coef else None,
@@ -190,7 +190,7 @@ def test_micro_batches_add_up(rows):
     weights = grpo.token_weights(mask, "token")
     names = ("logprobs", "entropies", "sampled_logprobs")
     arrays = [jnp.asarray(rows[name], jnp.float32) for name in names]
-    advantages = jnp.asarray(rows["advantages"], jnp.float32)
+    advantages = jnp.asarray(rows["advantages"], jnp.float32)[:, None]
     reference = jnp.asarray(rows["reference_logprobs"], jnp.float32)
     loss, sums = grpo.objective(config, *arrays, advantages, mask, weights, reference)
     parts_loss, parts = 0.0, []
@@ -209,6 +209,35 @@ def test_micro_batches_add_up(rows):
     np.testing.assert_allclose(parts_loss, loss, rtol=1e-6)
     for got, want in zip(jax.tree.leaves(parts), jax.tree.leaves(sums), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("correction", ["none", "token", "sequence"])
+def test_completions_that_share_a_row_keep_their_own_sums(rows, level, correction):
+    """All of them in one row, as `completions` numbers their tokens, and each in its own."""
+    config = grpo.ObjectiveConfig(
+        ratio_level=level, importance_correction=correction, importance_cap=1.3, kl_coef=0.1
+    )
+    mask = grpo.completion_mask(jnp.asarray(LENGTHS), WINDOW)
+    names = ("sampled_logprobs", "reference_logprobs", "old_logprobs", "entropies")
+    sampled, reference, old, entropies = (jnp.asarray(rows[name], jnp.float32) for name in names)
+    numbers = jnp.broadcast_to(jnp.arange(1, len(LENGTHS) + 1)[:, None], mask.shape)
+    advantages = jnp.broadcast_to(jnp.asarray(rows["advantages"], jnp.float32)[:, None], mask.shape)
+    weights = grpo.token_weights(mask, "sequence")
+
+    def loss(logprobs, shape, completions):
+        args = (logprobs, entropies, sampled, advantages, mask, weights, reference, old)
+        flat = (x.reshape(shape) for x in args)
+        return grpo.objective(config, *flat, completions)
+
+    logprobs = jnp.asarray(rows["logprobs"], jnp.float32)
+    both = jax.value_and_grad(loss, has_aux=True)
+    want = both(logprobs, mask.shape, None)
+    one_row = (1, mask.size)
+    # The numbers of tokens go up to the length of the row; 0 is no completion.
+    got = both(logprobs, one_row, numbers.reshape(one_row))
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
 def test_on_policy_gradient_is_that_of_reinforce(rows):
@@ -263,6 +292,4 @@ def test_bad_options_are_named():
         assert repr(value) in str(error.value)
     zeros = jnp.zeros((1, 1))
     with pytest.raises(ValueError, match="reference_logprobs"):
-        grpo.objective(
-            grpo.ObjectiveConfig(kl_coef=0.1), *(zeros,) * 3, zeros[0], zeros == 0, zeros
-        )
+        grpo.objective(grpo.ObjectiveConfig(kl_coef=0.1), *(zeros,) * 4, zeros == 0, zeros)

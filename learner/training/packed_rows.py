@@ -1,0 +1,164 @@
+"""Rows that hold completions to several prompts, and the log-probabilities of their tokens.
+
+A row is a sequence of parts, and padding: a part is a prompt followed by one or more completions to
+it. A completion sees its own prompt and itself, as if it stood alone. Everything is an array of
+tokens: what a completion has once, each of its tokens has.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learner.decoder import model
+from learner.decoder.attention import Segments
+from learner.decoder.config import DecoderConfig
+from learner.decoder.logprobs import token_logprobs
+from learner.training import packing
+from learner.training.rollout import Rollout
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedRows:
+    """R rows of T tokens; all arrays are [R, T].
+
+    Attributes:
+      tokens: i32.
+      positions: i32, in the prompt, and for a completion after it.
+      prompts: i32, the number of the token's part in its row, from 1; 0 in the padding.
+      completions: i32, the number of the token's completion in its row, from 1; 0 in prompts and in
+        the padding.
+      sources: i32, the slot that predicts a token of a completion; 0 elsewhere.
+      weights: f32, of the token in the loss; 0 of those that are not in it.
+      sampled_logprobs: f32, the sampler's.
+      advantages: f32.
+      old_logprobs: f32, the trainer's before the first update of the step; None where the sampler's
+        or the current ones are used for them.
+    """
+
+    tokens: Any
+    positions: Any
+    prompts: Any
+    completions: Any
+    sources: Any
+    weights: Any
+    sampled_logprobs: Any
+    advantages: Any
+    old_logprobs: Any = None
+
+    @classmethod
+    def empty(cls, rows: int, length: int, pad_id: int) -> "PackedRows":
+        """Rows of padding, as NumPy arrays to write into."""
+        integers = [np.zeros((rows, length), np.int32) for _ in range(4)]
+        floats = [np.zeros((rows, length), np.float32) for _ in range(3)]
+        return cls(np.full((rows, length), pad_id, np.int32), *integers, *floats)
+
+    def add(
+        self, row: int, begin: int, prompt: Sequence[int], completions: Sequence[np.ndarray]
+    ) -> tuple[int, list[slice]]:
+        """Writes a part into a row; the numbers of parts and completions go on.
+
+        Args:
+          begin: the first free slot of the row.
+          prompt: token ids, at least one.
+          completions: token ids of each.
+
+        Returns:
+          The next free slot, and the slots of each completion.
+
+        Raises:
+          ValueError: the prompt is empty.
+        """
+        if not len(prompt):
+            raise ValueError("a prompt is empty, at least one token is needed")
+        end = begin + len(prompt)
+        self.tokens[row, begin:end] = prompt
+        self.positions[row, begin:end] = np.arange(len(prompt))
+        last, first, slots = end - 1, begin, []
+        number = int(self.completions[row].max())
+        for completion in completions:
+            begin, end, number = end, end + len(completion), number + 1
+            slots.append(slice(begin, end))
+            self.tokens[row, begin:end] = completion
+            self.positions[row, begin:end] = np.arange(len(completion)) + len(prompt)
+            self.completions[row, begin:end] = number
+            self.sources[row, begin:end] = [last, *range(begin, end - 1)][: len(completion)]
+        self.prompts[row, first:end] = self.prompts[row].max() + 1
+        return end, slots
+
+
+def micro_batches(
+    batch: Rollout,
+    chosen: np.ndarray,
+    advantages: np.ndarray,
+    weights: np.ndarray,
+    shapes: Sequence[packing.Shape],
+    shared: bool,
+    pad_id: int,
+) -> Iterator[PackedRows]:
+    """The chosen completions in rows.
+
+    Args:
+      batch: N completions of at most M tokens.
+      chosen: i64[n], ascending numbers of those to use.
+      advantages: f32[N].
+      weights: f32[N, M], computed over all completions of the update.
+      shapes: of `packing.shapes`.
+      shared: whether the completions of a part may be several.
+    """
+    group = chosen // batch.group_size
+    prompts = np.array(list(map(len, batch.prompts)))[group]
+    lengths = batch.lengths[chosen].astype(np.int64)
+    parts = packing.split_groups(prompts, lengths, group, shapes[0][1], shared)
+    sizes = np.array([prompts[part[0]] + lengths[part].sum() for part in parts])
+    for (rows, length), contents in packing.pack(sizes, shapes):
+        packed = PackedRows.empty(rows, length, pad_id)
+        for row, of_row in enumerate(contents):
+            begin = 0
+            for number in of_row:
+                own = chosen[parts[number]]
+                completions = [batch.tokens[i, : batch.lengths[i]] for i in own]
+                prompt = batch.prompts[own[0] // batch.group_size]
+                begin, slots = packed.add(row, begin, prompt, completions)
+                for i, there in zip(own, slots, strict=True):
+                    packed.weights[row, there] = weights[i, : batch.lengths[i]]
+                    packed.sampled_logprobs[row, there] = batch.logprobs[i, : batch.lengths[i]]
+                    packed.advantages[row, there] = advantages[i]
+        yield packed
+
+
+def packed_logprobs(
+    params: Any,
+    config: DecoderConfig,
+    rows: PackedRows,
+    temperature: float = 1.0,
+    vocab_size: int | None = None,
+    entropy_gradient: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probabilities of the completions' tokens, and entropies where they were predicted.
+
+    Args:
+      temperature: the logits are divided by it, as in sampling.
+      vocab_size: ids from there on, the pad id not among them, are no part of the distribution.
+      entropy_gradient: whether gradients flow through the entropies.
+
+    Returns:
+      f32[R, T] log-probabilities and f32[R, T] entropies in nats. Outside completions they are
+      finite and mean nothing.
+    """
+    chex.assert_equal_shape([rows.tokens, rows.positions, rows.sources])
+    segments = Segments(rows.prompts, rows.completions)
+    hidden = model.hidden_states(params, config, rows.tokens, rows.positions, segments)
+    return token_logprobs(
+        jnp.take_along_axis(hidden, rows.sources[:, :, None], axis=1),
+        model.unembedding(params, config),
+        rows.tokens,
+        temperature=temperature,
+        vocab_size=vocab_size,
+        entropy_gradient=entropy_gradient,
+    )

@@ -1,0 +1,165 @@
+import dataclasses
+import functools
+
+import forward_pass
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from learner.decoder import attention
+from learner.training import grpo, lora
+from learner.training.packed_rows import PackedRows, micro_batches, packed_logprobs
+from learner.training.rollout import Rollout
+
+GROUP, BUDGET = 3, 24
+
+
+def rollout(seed=0):
+    """Four prompts with three completions each, of very different lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = np.array([24, 1, 7, 3, 3, 12, 20, 2, 24, 5, 9, 1])
+    count = len(lengths)
+    return Rollout(
+        indices=np.arange(4),
+        prompts=[rng.integers(0, 250, n).tolist() for n in (3, 9, 5, 1)],
+        tokens=rng.integers(0, 250, (count, BUDGET)).astype(np.int32),
+        logprobs=rng.normal(-5.5, 0.3, (count, BUDGET)).astype(np.float32),
+        lengths=lengths,
+        lost=np.zeros(count, int),
+        truncated=np.zeros(count, bool),
+        completions=[None] * count,
+        rewards=rng.random(count).astype(np.float32),
+    )
+
+
+def packed(batch, shapes, shared, chosen, each_alone=False):
+    used = np.zeros((len(batch.lengths), BUDGET), bool)
+    used[chosen] = (np.arange(BUDGET) < batch.lengths[:, None])[chosen]
+    used[:, 4] = False  # A token in the middle that the model did not choose.
+    weights = np.asarray(grpo.token_weights(jnp.asarray(used), "sequence"))
+    advantages = np.asarray(grpo.group_advantages(batch.groups, "none")).reshape(-1)
+    parts = chosen[:, None] if each_alone else [chosen]
+    return [
+        rows
+        for part in parts
+        for rows in micro_batches(batch, part, advantages, weights, shapes, shared, 256)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "shared", "rank", "correction"),
+    [
+        ([(4, 40), (2, 40)], True, 0, "token"),
+        ([(2, 96)], False, 2, "sequence"),
+        pytest.param([(2, 96)], False, 0, "token", marks=pytest.mark.slow),
+        pytest.param([(4, 40), (2, 40)], True, 2, "sequence", marks=pytest.mark.slow),
+    ],
+)
+def test_packing_changes_neither_loss_nor_gradient(
+    tiny_model, tiny_params, shapes, shared, rank, correction
+):
+    """Beside each completion alone: all terms of the loss, one group partly left out."""
+    batch, chosen = rollout(), np.array([0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11])
+    config = grpo.ObjectiveConfig(
+        kl_coef=0.1,
+        entropy_coef=0.01,
+        ratio_level="sequence" if correction == "sequence" else "token",
+        importance_correction=correction,
+        importance_cap=1.2,
+    )
+    adapters = lora.LoraConfig(rank=rank)
+    frozen = jax.tree.map(lambda x: 1.1 * x, tiny_params)
+    trained = tiny_params
+    if rank:
+        trained = lora.init(jax.random.key(0), adapters, tiny_model)
+        trained = jax.tree.map(lambda x: x + 0.02, trained)  # Fresh ones change nothing.
+
+    def loss(trained, rows):
+        policy = lora.attach(frozen, trained, adapters) if rank else trained
+        forward = functools.partial(packed_logprobs, config=tiny_model, rows=rows, temperature=0.7)
+        logprobs, entropies = forward(policy, entropy_gradient=True)
+        return grpo.objective(
+            config,
+            logprobs,
+            entropies,
+            rows.sampled_logprobs,
+            rows.advantages,
+            rows.weights > 0,
+            rows.weights,
+            forward(frozen)[0],
+            rows.old_logprobs,
+            rows.completions,
+        )
+
+    both = jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+    def total(batches):
+        parts = [both(trained, jax.tree.map(jnp.asarray, one)) for one in batches]
+        sums = functools.reduce(grpo.merge_sums, [sums for (_, sums), _ in parts])
+        gradient = jax.tree.map(lambda *x: sum(x), *[gradient for _, gradient in parts])
+        return sum(value for (value, _), _ in parts), sums, gradient
+
+    alone = packed(batch, [(1, 40)], False, chosen, each_alone=True)
+    together = packed(batch, shapes, shared, chosen)
+    assert len(alone) == len(chosen)
+    assert len(together) < 4
+    assert max(one.prompts.max() for one in together) > 1
+    assert max(one.completions.max() for one in together) > 2
+    want, got = total(alone), total(together)
+    assert float(want[1]["tokens"]) == batch.lengths[chosen].sum() - 7
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-6)
+
+
+def test_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params):
+    batch = rollout()
+    (rows,) = packed(batch, [(2, 96)], True, np.arange(12))
+    computed = jax.jit(packed_logprobs, static_argnums=(1, 3, 4))
+    logprobs, entropies = computed(tiny_params, tiny_model, rows, 0.5, 259)
+    assert np.isfinite(logprobs).all()
+    assert np.isfinite(entropies).all()
+    found = []
+    forward = jax.jit(forward_pass.logits, static_argnums=1)
+    for row, number in ((r, n) for r in range(2) for n in range(1, rows.completions[r].max() + 1)):
+        there = np.flatnonzero(rows.completions[row] == number)
+        prompt = rows.sources[row, there[0]] + 1
+        part = (rows.prompts[row] == rows.prompts[row, there[0]]) & (rows.completions[row] == 0)
+        begin = np.flatnonzero(part)[0]
+        whole = [*rows.tokens[row, begin:prompt], *rows.tokens[row, there]]
+        np.testing.assert_array_equal(
+            rows.positions[row, there], np.arange(len(whole))[-len(there) :]
+        )
+        padded = jnp.array([whole + [256] * (40 - len(whole))])
+        logits = forward(tiny_params, tiny_model, padded, jnp.arange(40)[None])
+        full = np.asarray(logits[0, : len(whole)], np.float64)[:, :259] / 0.5
+        full -= np.log(np.exp(full).sum(axis=1, keepdims=True))
+        predicted = full[len(whole) - len(there) - 1 : -1]
+        chosen = np.take_along_axis(predicted, rows.tokens[row, there][:, None], 1)[:, 0]
+        np.testing.assert_allclose(logprobs[row, there], chosen, atol=2e-5)
+        entropy = -(np.exp(predicted) * predicted).sum(axis=1)
+        np.testing.assert_allclose(entropies[row, there], entropy, atol=2e-5)
+        found.append(tuple(whole))
+    want = [
+        (*batch.prompts[i // GROUP], *batch.tokens[i, : batch.lengths[i]].tolist())
+        for i in range(12)
+    ]
+    assert sorted(found) == sorted(want)
+
+
+def test_kernels_of_tpus_get_one_completion_for_each_prompt(tiny_model):
+    """They compare one number of each token."""
+    assert attention.shares_prompts(tiny_model)
+    wide = dataclasses.replace(tiny_model, head_dim=128, attention="splash")
+    assert not attention.shares_prompts(wide)
+    (rows,) = packed(rollout(), [(2, 128)], False, np.arange(12))
+    for row in range(2):
+        pairs = {*zip(rows.prompts[row].tolist(), rows.completions[row].tolist(), strict=True)}
+        completions = [prompt for prompt, completion in pairs if completion]
+        assert len(completions) == len(set(completions)) > 0
+
+
+def test_an_empty_prompt_is_named():
+    rows = PackedRows.empty(1, 8, 0)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        rows.add(0, 0, [], [np.zeros(2, np.int32)])

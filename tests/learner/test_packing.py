@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learner.training import packing
+from learner.training.grpo_config import GRPOConfig
+
+
+@st.composite
+def workloads(draw):
+    """Completions with their prompts, shapes that hold each, and whether prompts are shared."""
+    shards = draw(st.integers(1, 4))
+    length = draw(st.integers(128, 5000))
+    rows = shards * draw(st.integers(1, 8))
+    groups = draw(st.integers(1, 12))
+    size = draw(st.integers(1, 6))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    prompts = rng.integers(1, length // 2 + 1, groups).repeat(size)
+    lengths = 1 + (rng.random(groups * size) ** draw(st.integers(1, 9)) * (length // 2 - 1))
+    kept = np.flatnonzero(rng.random(groups * size) < 0.8)
+    shapes = packing.shapes(rows, shards, length, groups * size)
+    group = np.arange(groups).repeat(size)
+    return (
+        prompts[kept],
+        lengths.astype(int)[kept],
+        group[kept],
+        shapes,
+        shards,
+        draw(st.booleans()),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads())
+def test_every_completion_is_packed_once_into_few_rows(workload):
+    prompts, lengths, groups, shapes, shards, shared = workload
+    longest = shapes[0][1]
+    parts = packing.split_groups(prompts, lengths, groups, longest, shared)
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    assert shared or all(len(part) == 1 for part in parts)
+    sizes = np.array([prompts[part[0]] + lengths[part].sum() for part in parts], int)
+    for part, size in zip(parts, sizes, strict=True):
+        assert len(set(groups[part])) == 1
+        assert size <= longest
+    batches = packing.pack(sizes, shapes)
+    assert packing.pack(sizes, shapes) == batches
+    assert sorted(i for _, rows in batches for row in rows for i in row) == list(range(len(parts)))
+    for (rows, length), contents in batches:
+        assert (rows, length) in shapes
+        assert rows % shards == 0
+        assert len(contents) == rows
+        assert any(contents)
+        assert all(sizes[row].sum() <= length for row in contents)
+    # Best fit leaves no two of the longest rows at most half full; and a step fills micro-batches.
+    rows = min(shapes[-1][0], max(1, len(parts)))
+    enough = -(-max(1, 2 * sizes.sum() // longest) // rows) * rows
+    used = sum(rows * length * (packing._LINEAR + length) for (rows, length), _ in batches)
+    bound = (enough + shapes[0][0]) * longest * (packing._LINEAR + longest)
+    assert used <= bound
+
+
+@pytest.mark.parametrize(
+    ("args", "want"),
+    [
+        # One row a device, four: rows of all lengths are multiples of 512, as the kernel's tiles.
+        ((8, 8, 4608, 256), [(8, 4608), (8, 3072), (8, 2048), (8, 1024)]),
+        ((32, 8, 4608, 256), [(32, 4608), (32, 3072), (32, 2048), (32, 1024)]),
+        # So many rows would not fill a micro-batch.
+        ((128, 32, 4608, 256), [(32, 4608), (32, 3072), (32, 2048), (32, 1024)]),
+        # Short rows: fewer of them.
+        ((8, 1, 256, 384), [(8, 256), (4, 256), (2, 256), (1, 256)]),
+        ((8, 2, 256, 384), [(8, 256), (4, 256), (2, 256)]),
+        ((8, 8, 256, 384), [(8, 256), (8, 128)]),
+        ((8, 1, 256, 16), [(2, 256), (1, 256)]),
+        ((1, 1, 128, 2), [(1, 128)]),
+    ],
+)
+def test_shapes(args, want):
+    assert packing.shapes(*args) == want
+
+
+@pytest.mark.parametrize(("rows", "shards"), [(8, 8), (32, 8), (128, 32)])
+def test_recommended_layouts_use_their_tokens(rows, shards):
+    """Qwen3-4B on v5e-8, v6e-8, v5p-64, completions of lognormal lengths: at most four shapes."""
+    config = GRPOConfig(max_new_tokens=4096, micro_batch_rows=rows)
+    rng = np.random.default_rng(0)
+    needed, made, shapes = 0, 0, set()
+    for _ in range(20):
+        prompts = rng.integers(250, 513, 32).repeat(8)
+        lengths = rng.lognormal(np.log(1000) - np.log(2) / 2, np.log(2) ** 0.5, 256)
+        lengths = np.minimum(lengths.astype(int), 4096)
+        allowed = config.row_shapes(int(prompts.max()), shards)
+        groups = np.arange(256) // 8
+        parts = packing.split_groups(prompts, lengths, groups, allowed[0][1], shared=False)
+        sizes = np.array([prompts[i] + lengths[i] for (i,) in parts])
+        batches = packing.pack(sizes, allowed)
+        shapes |= {shape for shape, _ in batches}
+        needed += sizes.sum()
+        made += sum(rows * length for (rows, length), _ in batches)
+    assert needed > 0.94 * made
+    assert len(shapes) <= 4
