@@ -218,7 +218,7 @@ def test_completions_that_share_a_row_keep_their_own_sums(rows, level, correctio
     config = grpo.ObjectiveConfig(
         ratio_level=level, importance_correction=correction, importance_cap=1.3, kl_coef=0.1
     )
-    mask = grpo.completion_mask(jnp.asarray(LENGTHS), WINDOW)
+    mask = jnp.arange(WINDOW) < jnp.asarray(LENGTHS)[:, None]
     names = ("sampled_logprobs", "reference_logprobs", "old_logprobs", "entropies")
     sampled, reference, old, entropies = (jnp.asarray(rows[name], jnp.float32) for name in names)
     numbers = jnp.broadcast_to(jnp.arange(1, len(LENGTHS) + 1)[:, None], mask.shape)
