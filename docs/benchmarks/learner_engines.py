@@ -186,9 +186,7 @@ def own_policy_update(task: Task) -> Measurements:
     training = GRPOConfig(
         prompts_per_step=len(task["prompts"]),
         group_size=rows // len(task["prompts"]),
-        completions_per_row=rows // len(task["prompts"]),
         micro_batch_rows=task["micro_batch_groups"],
-        length_multiple=64,
         max_new_tokens=new,
         # No sampler gave these tokens; as unlikely as below, each has the weight of the cap.
         objective=ObjectiveConfig(importance_correction="token", importance_cap=1.0),

@@ -30,7 +30,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.lakes.reward.short_length = 96
     config.lakes.reward.long_length = 128
     config.training.micro_batch_rows = 1
-    config.training.length_multiple = 128
 
     config.engineer.context = "V1"
     return config

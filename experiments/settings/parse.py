@@ -22,7 +22,12 @@ T = TypeVar("T")
 # The last revisions with options that are gone since, oldest first: with those that are not in
 # `RENAMED`, with those that are, and with the latest of these.
 _GONE_AFTER, _RENAMED_AFTER = "9349dbd", "6917175"
-_LATER = {"engineer.exact_fractions": "046b148", "training.curriculum.staleness": "9130018"}
+_LATER = {
+    "engineer.exact_fractions": "046b148",
+    "training.curriculum.staleness": "9130018",
+    "training.completions_per_row": "218261f",
+    "training.length_multiple": "218261f",
+}
 
 #: Options that are gone, with their groups, and what does the same.
 RENAMED = {
@@ -38,6 +43,8 @@ RENAMED = {
     "training.thinking": "training.thinking_tokens above 0",
     "training.objective.constant_length": "training.max_new_tokens",
     "training.curriculum.staleness": "nothing: it is 0.3, as it was by default",
+    "training.completions_per_row": "nothing: completions to several prompts share a row",
+    "training.length_multiple": "nothing: rows have at most four shapes",
     **RENAMED_OF_FAMILIES,
     "checkpoint.keep_best": "nothing: rewards of rounds on different sets do not compare",
 }
