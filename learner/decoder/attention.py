@@ -264,7 +264,8 @@ def _shared_attention(
     completions = _attend(
         implementation,
         take(q, index).reshape(B * A, M, H, h),
-        *(keys(x) for x in (k, v)),
+        keys(k),
+        keys(v),
         jnp.pad(valid, ((0, 0), (0, M)), constant_values=True),
     ).reshape(B, A * M, H, h)
 

@@ -253,13 +253,13 @@ class Decoder(nn.Module):
             columns = nn.with_logical_partitioning(normal, ("embed", "vocab"))
             self.param("unembedding", columns, (c.hidden_size, c.vocab_size), dtype)
         rope = rope_angles(positions, c)
-        attend: Attend = functools.partial(
-            self_attention, implementation=choose(c).name, layout=layout
-        )
+        attend: Attend
         # Completions that share a prompt are cut out of their rows first.
-        tpu_rows = not isinstance(layout, SharedPrompt) and _orders_heads(c)
-        if tpu_rows:
-            rope = whole_heads(rope)
+        if isinstance(layout, SharedPrompt) or not _orders_heads(c):
+            tpu_rows, name = False, choose(c).name
+            attend = functools.partial(self_attention, implementation=name, layout=layout)
+        else:
+            tpu_rows, rope = True, whole_heads(rope)
             attend = functools.partial(heads_first_attention, segments=layout)
 
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
