@@ -275,7 +275,7 @@ def test_the_hypotheses_of_the_page_are_those_computed():
     folder = ROOT / "docs" / "studies"
     script = runpy.run_path(str(folder / "hypotheses.py"))
     lines, looks = script["hypotheses"](), script["further_looks"]()
-    assert len(lines) == 2 + 24
+    assert len(lines) == 2 + 27
     for table in (lines, looks):
         assert "\n\n" + "\n".join(table) + "\n\n" in (folder / "README.md").read_text()
     # The page of all results quotes them: points, p in the study, p over all.

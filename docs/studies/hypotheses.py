@@ -62,6 +62,11 @@ FAMILIES = (
     Family("fixed_ladder", [("learnability", "once"), ("learnability", "solvable")], 2),
     Family("climbing_ladder", [("current", "uniform"), ("current", "six")], 2),
     Family("late_ladder", _against("uniform", "current mastery"), 2),
+    Family(
+        "branch_sums",
+        [("current", "uniform"), ("current", "shuffled"), ("current", "base")],
+        3,
+    ),
 )
 
 LAST, LAST_THREE, MEAN = "last", "last three", "over training"
@@ -99,12 +104,17 @@ def values(variant: str, measure: str = LAST) -> dict[int, float]:
     Args:
       variant: a study and the name of a variant, with a space between.
       measure: the last validation, the mean of the last three, the area under the curve over
-        training steps, or "round N", the validation after that round, counted from 1.
+        training steps, or "round N", the validation after that round, counted from 1. Of a study of
+        branches the last one is the test one round after a branch, as a mean over branches.
     """
     study, name = variant.split()
     result = {}
     for run in _study(study)["runs"]:
-        if run["variant"] == name:
+        if run["variant"] == name and "branches" in run:
+            assert measure == LAST
+            tests = [one["test"] for one in run["branches"] if one["horizon"] == 1]
+            result[run["seed"]] = float(np.mean([one["valid"] / one["answers"] for one in tests]))
+        elif run["variant"] == name:
             points = run["points"]
             valid = np.array([point["valid"] / point["answers"] for point in points])
             steps = np.array([point["steps"] for point in points])
