@@ -283,7 +283,7 @@ def _settings(arguments: argparse.Namespace, family: str) -> Settings:
             "reasoning_gym": {} if asked is None else {"instruction": asked},
             "model": {"path": arguments.model, "dtype": arguments.dtype},
             "family": family,
-            "training": {"sampling_rows": 64},
+            "training": {"sampling_slots": 64},
             "validation": {
                 "num_instances": arguments.problems,
                 "samples": arguments.samples,

@@ -68,7 +68,7 @@ _SEED = flags.DEFINE_integer(
     upper_bound=2**32 - 2,  # Its examination uses the next one as well.
 )
 _STEPS = flags.DEFINE_integer("steps", 1300, "Optimizer steps.", lower_bound=1)
-_ROWS = flags.DEFINE_integer("rows", 64, "Examples in a step.", lower_bound=1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Examples in a step.", lower_bound=1)
 _SOLUTIONS = flags.DEFINE_integer("solutions", 60_000, "Solved problems.", lower_bound=1)
 _DESIGNS = flags.DEFINE_integer("designs", 12_000, "Designs to learn from.", lower_bound=1)
 _DESIGN_EVERY = flags.DEFINE_integer(
@@ -104,11 +104,11 @@ _INITIALIZER_RANGE = flags.DEFINE_float(
 _VALIDATE_EVERY = flags.DEFINE_integer("validate_every", 250, "Steps.", lower_bound=1)
 
 _TOKENIZER_SAMPLES = 2_000
-_MICRO_BATCH_ROWS = 32
+_MICRO_BATCH_SIZE = 32
 _DESIGNS_EXAMINED = 128
 _SECONDS_BETWEEN_SAVES = 300.0
 _LESS_MEMORY = (
-    "the model, its optimizer and the rows of a step need it; fewer --rows, "
+    "the model, its optimizer and the examples of a step need it; a smaller --batch_size, "
     "--config.model.remat=full and, with --model, --config.training.lora.rank=16 need less"
 )
 _UNFINISHED = "unfinished"  # The folder of checkpoints; removed at the end.
@@ -313,8 +313,8 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     optimizer, adapters = _optimizer(settings), settings.training.lora
     trainer = sft.SFTTrainer(
         sft.SFTConfig(
-            batch_rows=_ROWS.value,
-            micro_batch_rows=min(_MICRO_BATCH_ROWS, _ROWS.value),
+            batch_size=_BATCH_SIZE.value,
+            micro_batch_size=min(_MICRO_BATCH_SIZE, _BATCH_SIZE.value),
             length_multiple=16,
             max_completion_tokens=max(budgets),
             optimizer=optimizer,
@@ -372,7 +372,7 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
 def _flags() -> dict[str, Any]:
     """The flags that decide what is learned."""
     of_data = (
-        *(_MODEL, _SEED, _STEPS, _ROWS, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
+        *(_MODEL, _SEED, _STEPS, _BATCH_SIZE, _SOLUTIONS, _DESIGNS, _DESIGN_EVERY, _LEARNING_RATE),
         *(_CONTEXTS, _DESIGNS_BY, _DECAY, _LAYERS, _WIDTH, _INITIALIZER_RANGE),
     )
     return {flag.name: flag.value for flag in of_data}
@@ -416,10 +416,14 @@ def _train(
             for step in range(start, last):
                 # Designs are far longer than solutions; separate batches avoid padding.
                 name = "solutions" if (step + 1) % _DESIGN_EVERY.value else "designs"
-                rows = min(_MICRO_BATCH_ROWS, _ROWS.value) if name == "designs" else _ROWS.value
+                size = (
+                    min(_MICRO_BATCH_SIZE, _BATCH_SIZE.value)
+                    if name == "designs"
+                    else _BATCH_SIZE.value
+                )
                 done, examples = step + 1, lessons[name]
                 with watcher.hold():
-                    chosen = prompt_indices(order_key, step, rows, len(examples))
+                    chosen = prompt_indices(order_key, step, size, len(examples))
                     state, metrics = trainer.step(state, [examples[i] for i in chosen], step)
                     late = time.perf_counter() - last_save > _SECONDS_BETWEEN_SAVES
                     if done < last and (late or watcher.requested):

@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace, out: TextIO, log: TextIO) -> None:
         mesh,
         tokenizer,
         sampling,
-        sampling_rows=1,
+        sampling_slots=1,
         thinking=arguments.thinking,
         segment_tokens=_SEGMENT_TOKENS,
     ).sampler

@@ -187,7 +187,7 @@ def character_tokenizer(characters: str, texts: Sequence[str] = ()) -> Any:
     """A tokenizer with one token for each character.
 
     For small tasks whose models are trained from scratch. A chat is its messages one after
-    another, each ended by the token <|im_end|>, which ends completions and fills rows too.
+    another, each ended by the token <|im_end|>, which ends completions and pads too.
 
     Args:
         characters: all that may occur, each once; ids are given in this order.
@@ -336,13 +336,13 @@ def stop_token_ids(tokenizer: Any) -> tuple[int, ...]:
 
 
 def pad_id(tokenizer: Any) -> int:
-    """The id that fills rows: the tokenizer's own, else a stop token."""
+    """The id that pads sequences: the tokenizer's own, else a stop token."""
     own = tokenizer.pad_token_id
     return stop_token_ids(tokenizer)[0] if own is None else int(own)
 
 
 def vocab_size(tokenizer: Any) -> int:
-    """One more than the largest id; a model may have more output rows, which no policy uses."""
+    """One more than the largest id; a model may have more outputs, which no policy uses."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
@@ -363,15 +363,15 @@ def geometric_bucket(n: int, multiple: int, per_doubling: int) -> int:
 
     Allowed are the multiples of a step: `multiple`, doubled as often as leaves at least
     `per_doubling` lengths from one power of two to the next. So at most 1 / per_doubling of a long
-    row is padding. More tokens never get a shorter length.
+    sequence is padding. More tokens never get a shorter length.
     """
     power = 1 << max(0, max(0, n - 1).bit_length() - 1)  # of two, below n
     return bucket(n, multiple << max(0, (power // (per_doubling * multiple)).bit_length() - 1))
 
 
-def pad_right(rows: Sequence[Sequence[int]], length: int, pad_id: int) -> np.ndarray:
-    """Rows of ids as one array i32[B, length], with `pad_id` after each row's end."""
-    tokens = np.full((len(rows), length), pad_id, np.int32)
-    for index, row in enumerate(rows):
-        tokens[index, : len(row)] = row
+def pad_right(sequences: Sequence[Sequence[int]], length: int, pad_id: int) -> np.ndarray:
+    """Ids as one array i32[B, length], with `pad_id` after the end of each sequence."""
+    tokens = np.full((len(sequences), length), pad_id, np.int32)
+    for index, ids in enumerate(sequences):
+        tokens[index, : len(ids)] = ids
     return tokens

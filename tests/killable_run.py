@@ -58,7 +58,7 @@ def main(folder, cache, steps):
         prompts_per_step=4,
         group_size=4,
         max_new_tokens=4,
-        micro_batch_rows=8,
+        micro_batch_size=8,
         updates_per_step=2,
         degenerate_groups="keep",  # One shape, so every process compiles the same few programs.
         optimizer=OptimizerConfig(learning_rate=1e-2, decay="linear", total_steps=2 * steps),

@@ -237,7 +237,12 @@ def plan(name: str, tiny: bool) -> Iterator[Line]:
         if tiny:
             name = f"{folder}/tiny"
             weights.save(name, model.init_params(jax.random.key(0), TINY), TINY)
-            options = ["--max_new_tokens=64", "--prompt_length=32", "--completions=4", "--rows=1"]
+            options = [
+                "--max_new_tokens=64",
+                "--prompt_length=32",
+                "--completions=4",
+                "--sequences=1",
+            ]
             options.append("--mesh=1x1x1")
         elif name == "Qwen3-4B" and _memory() < 100e9:
             options.append("--moment_dtype=int8")
@@ -298,7 +303,7 @@ def sampler(tiny: bool) -> Iterator[Line]:
         init = functools.partial(model.init_params, config=config)
         params = jax.jit(init, out_shardings=model.param_shardings(config, mesh))(jax.random.key(0))
         parameters = SamplingParams(max_new_tokens=longest)
-        sample = Sampler(config, mesh, parameters, 0, sampling_rows=slots, cache_fraction=fraction)
+        sample = Sampler(config, mesh, parameters, 0, sampling_slots=slots, cache_fraction=fraction)
         rng = np.random.default_rng(0)
         ids = rng.integers(1, config.vocab_size, (completions // 8, prompt_tokens)).tolist()
         lengths = rng.lognormal(np.log(longest / 4) - 0.35, 0.83, completions)
@@ -387,8 +392,8 @@ SMOLLM2 = [
     "--config.environment.num_instances=512",
     "--config.validation.num_instances=384",
     "--config.training.prompts_per_step=32",
-    "--config.training.micro_batch_rows=32",
-    "--config.training.sampling_rows=256",
+    "--config.training.micro_batch_size=32",
+    "--config.training.sampling_slots=256",
 ]
 TINY_RUN = [
     "--config.loop.rounds=1",

@@ -33,7 +33,7 @@ def own_sampler(task: Task) -> Measurements:
     config, mesh, params = _loaded(task)
     prompts, samples = task["prompts"], task["samples"]
     sampling = SamplingParams(max_new_tokens=task["new_tokens"], temperature=0.0)
-    sampler = Sampler(config, mesh, sampling, 0, sampling_rows=len(prompts) * samples)
+    sampler = Sampler(config, mesh, sampling, 0, sampling_slots=len(prompts) * samples)
     keys = jax.random.split(jax.random.key(0), len(prompts))
 
     def work() -> dict[str, Any]:
@@ -125,8 +125,8 @@ def own_update(task: Task) -> Measurements:
     optimizer = OptimizerConfig(learning_rate=1e-6, weight_decay=0.01, moment_dtype="float32")
     examples = [sft.Example(*map(tuple, pair)) for pair in task["examples"]]
     options = sft.SFTConfig(
-        batch_rows=len(examples),
-        micro_batch_rows=len(examples),
+        batch_size=len(examples),
+        micro_batch_size=len(examples),
         max_completion_tokens=max(len(each.completion) for each in examples),
         optimizer=optimizer,
     )
@@ -186,7 +186,7 @@ def own_policy_update(task: Task) -> Measurements:
     training = GRPOConfig(
         prompts_per_step=len(task["prompts"]),
         group_size=rows // len(task["prompts"]),
-        micro_batch_rows=task["micro_batch_groups"],
+        micro_batch_size=task["micro_batch_groups"],
         max_new_tokens=new,
         # No sampler gave these tokens; as unlikely as below, each has the weight of the cap.
         objective=ObjectiveConfig(importance_correction="token", importance_cap=1.0),
@@ -265,7 +265,7 @@ def own_trainer(task: Task) -> Measurements:
     training = GRPOConfig(
         prompts_per_step=len(task["prompts"]),
         group_size=task["group_size"],
-        micro_batch_rows=task["micro_batch_rows"],
+        micro_batch_size=task["micro_batch_size"],
         max_new_tokens=task["new_tokens"],
         degenerate_groups="keep",
         optimizer=OptimizerConfig(learning_rate=1e-6, moment_dtype="float32"),
@@ -302,8 +302,8 @@ def trl(task: Task) -> Measurements:
     rows = len(task["prompts"]) * task["group_size"]
     config = library.GRPOConfig(
         output_dir=f"{task['folder']}/scratch",
-        per_device_train_batch_size=task["peer_micro_batch_rows"],
-        gradient_accumulation_steps=rows // task["peer_micro_batch_rows"],
+        per_device_train_batch_size=task["peer_micro_batch_size"],
+        gradient_accumulation_steps=rows // task["peer_micro_batch_size"],
         num_generations=task["group_size"],
         max_completion_length=task["new_tokens"],
         generation_kwargs={"min_new_tokens": task["new_tokens"]},

@@ -29,7 +29,7 @@ def tables(
     group_size: int = 8,
     prompt_tokens: int = 128,
     new_tokens: int = 128,
-    micro_batch_rows: int = 8,
+    micro_batch_size: int = 8,
     config: DecoderConfig = SMALL,
 ) -> Iterator[Table]:
     """Yields a table of whole GRPO steps; `GRPOConfig` documents the options of the same names."""
@@ -41,8 +41,8 @@ def tables(
         "prompts": ["".join(characters[i] for i in row) for row in ids],
         "group_size": group_size,
         "new_tokens": new_tokens,
-        "micro_batch_rows": micro_batch_rows,
-        "peer_micro_batch_rows": micro_batch_rows,
+        "micro_batch_size": micro_batch_size,
+        "peer_micro_batch_size": micro_batch_size,
         "devices": 1,
         "scan_unroll": config.num_hidden_layers,
     }

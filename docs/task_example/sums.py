@@ -46,7 +46,7 @@ def main(warm_up=400, steps=1001, count=60_000):
         if result.metrics["loss"] < 0.5:  # It knows the digits, but seldom what is carried over.
             break
     optimizer = OptimizerConfig(1e-3, 0, "linear", steps, b2=0.99)
-    grpo = trainer.GRPOConfig(64, 8, micro_batch_rows=64, max_new_tokens=6, optimizer=optimizer)
+    grpo = trainer.GRPOConfig(64, 8, micro_batch_size=64, max_new_tokens=6, optimizer=optimizer)
     training = trainer.GRPOTrainer(grpo, tiny, mesh, coder)
     state = training.init_state(result.state.params, keys[2])
     complete = completer.Completer(tiny, mesh, coder, sampler.SamplingParams(max_new_tokens=6), 512)

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     reporter = Reporter()
     try:
         arguments = parser().parse_args(argv)
-        less = "fewer --rows, a smaller --max_new_tokens and --dtype=bfloat16 need less"
+        less = "fewer --slots, a smaller --max_new_tokens and --dtype=bfloat16 need less"
         with preemption.Preemption().watch(), memory_errors(less):
             run(arguments, reporter)
     except (UserError, OSError, OutOfMemoryError) as error:
@@ -162,7 +162,7 @@ def parser() -> argparse.ArgumentParser:
     add("--top_k", type=int, help="candidates; 0 is off")
     add("--dtype", choices=DTYPES, help="of activations")
     add("--mesh", help="devices DATAxFSDPxTENSOR, such as 1x8x1")
-    add("--rows", type=int, help="answers sampled at a time")
+    add("--slots", type=int, help="answers sampled at a time")
     add = parser.add_argument_group("models behind a server").add_argument
     add("--concurrency", type=int, default=8, help="requests at a time")
     add("--timeout", type=float, default=300.0, help="seconds for one request")
@@ -189,7 +189,7 @@ def checked(arguments: argparse.Namespace) -> Options:
         raise ValueError(f"set={options.set}: {', '.join(BUILTIN)} do not go with others")
     if BUILTIN.keys().isdisjoint(options.set) and options.set_seed:
         raise ValueError(f"set_seed={options.set_seed}: only for --set={', '.join(BUILTIN)}")
-    counts = ("per_cell", "limit", "max_new_tokens", "rows", "concurrency")
+    counts = ("per_cell", "limit", "max_new_tokens", "slots", "concurrency")
     least = dict.fromkeys(counts, 1)
     least |= dict.fromkeys(("price_in", "price_out", "max_cost"), 0)
     for name, low in least.items():

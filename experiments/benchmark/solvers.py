@@ -173,7 +173,7 @@ class LocalSolver(Solver):
             "top_k": recommended.get("top_k", 0),
             "dtype": settings.model.dtype,
             "mesh": settings.mesh,
-            "rows": training.sampling_rows,
+            "slots": training.sampling_slots,
         }
         given = vars(options)
         chosen |= {name: given[name] for name in chosen if given[name] is not None}
@@ -182,7 +182,7 @@ class LocalSolver(Solver):
                 settings,
                 model=dataclasses.replace(settings.model, dtype=chosen["dtype"]),
                 mesh=chosen.pop("mesh"),
-                training=dataclasses.replace(training, sampling_rows=chosen.pop("rows")),
+                training=dataclasses.replace(training, sampling_slots=chosen.pop("slots")),
             )
             names = ("max_new_tokens", "temperature", "top_p", "top_k")
             self._sampling = SamplingParams(**{name: chosen[name] for name in names})

@@ -20,8 +20,8 @@ def get_config() -> ml_collections.ConfigDict:
     training.prompts_per_step = 32
     training.group_size = 8
     training.max_new_tokens = 4096
-    training.micro_batch_rows = 8
-    training.sampling_rows = 128
+    training.micro_batch_size = 8
+    training.sampling_slots = 128
     training.optimizer.learning_rate = 1e-6
     training.optimizer.warmup_steps = 10
     return config

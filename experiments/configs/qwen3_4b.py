@@ -13,13 +13,13 @@ from experiments.configs import qwen3_0_6b
 def get_config() -> ml_collections.ConfigDict:
     """As for Qwen3-0.6B but for the model.
 
-    On eight H100s `--config.mesh.fsdp=8 --config.training.micro_batch_rows=32
-    --config.training.sampling_rows=256`; docs/scaling.md lists what fits elsewhere.
+    On eight H100s `--config.mesh.fsdp=8 --config.training.micro_batch_size=32
+    --config.training.sampling_slots=256`; docs/scaling.md lists what fits elsewhere.
     """
     config = qwen3_0_6b.get_config()
     config.model.path = "Qwen3-4B"
     # Keys and values of one answer of 4,096 tokens and its prompt take some 0.7 GB in bfloat16.
-    config.training.sampling_rows = 64
+    config.training.sampling_slots = 64
     # A checkpoint has 48 GB, the weights of a round 8.
     config.checkpoint.every_steps = 0
     config.checkpoint.every_minutes = 30.0

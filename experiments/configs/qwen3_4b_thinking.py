@@ -21,5 +21,5 @@ def get_config() -> ml_collections.ConfigDict:
     # As Qwen3's model card advises: greedy thoughts repeat themselves without end.
     config.validation.temperature = 0.6
     # Keys and values of a completion and its prompt take some 1.9 GB in bfloat16.
-    config.training.sampling_rows = 32
+    config.training.sampling_slots = 32
     return config

@@ -27,8 +27,8 @@ def get_config() -> ml_collections.ConfigDict:
     training.prompts_per_step = 8
     training.group_size = 8
     training.max_new_tokens = 20
-    training.micro_batch_rows = 2
-    training.sampling_rows = 64
+    training.micro_batch_size = 2
+    training.sampling_slots = 64
     training.optimizer.learning_rate = 1e-5
     training.optimizer.warmup_steps = 2
     config.checkpoint.every_steps = 8

@@ -3,7 +3,7 @@
 Untaught it solved none of six lakes, so a warm start comes first, by the same file:
 
     python -m experiments.warm_start --config=smollm2_lakes --model=smollm2 --designs_by=mastery \\
-        --rows=8 --steps=130 --design_every=13 --solutions=1300 --designs=160 \\
+        --batch_size=8 --steps=130 --design_every=13 --solutions=1300 --designs=160 \\
         --learning_rate=2e-4 --validate_every=1000 --out=taught_lakes
     python -m experiments.main --config=smollm2_lakes --config.model.path=taught_lakes
 """
@@ -29,7 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
     # The length part of the reward, scaled to answers of some 70 tokens.
     config.lakes.reward.short_length = 96
     config.lakes.reward.long_length = 128
-    config.training.micro_batch_rows = 1
+    config.training.micro_batch_size = 1
 
     config.engineer.context = "V1"
     return config

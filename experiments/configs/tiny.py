@@ -29,7 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
     training.prompts_per_step = 48
     training.group_size = 8
     training.max_new_tokens = 64
-    training.micro_batch_rows = 8
+    training.micro_batch_size = 8
     training.objective.advantage_normalization = "none"
     training.optimizer.learning_rate = 1.2e-4
     training.optimizer.warmup_steps = 5

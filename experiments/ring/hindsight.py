@@ -84,8 +84,8 @@ class Hindsight:
         self._settings, self._family, self._policy, self._fits = settings, family, policy, fits
         training, tokenizer = settings.training, policy.tokenizer
         config = sft.SFTConfig(
-            batch_rows=ROWS,
-            micro_batch_rows=training.micro_batch_rows,
+            batch_size=ROWS,
+            micro_batch_size=training.micro_batch_size,
             max_completion_tokens=settings.engineer.max_new_tokens,
             optimizer=training.optimizer,
         )

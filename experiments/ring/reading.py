@@ -29,7 +29,7 @@ from learner import tokens
 from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
 from learner.training import sft
-from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
+from learner.training.micro_batch import MicroBatch, completion_logprobs, pack_sequences
 
 CHANCE = 0.5
 RULES = ("target", "mastery")
@@ -63,7 +63,7 @@ def scorer(model: Policy, params: Any) -> Scorer:
             )
         scores: list[list[float]] = [[] for _ in pairs]
         order = sorted(range(len(pairs)), key=lambda i: len(examples[i][0].prompt))
-        shards = sharding.num_row_shards(model.mesh)
+        shards = sharding.num_batch_shards(model.mesh)
         size = -(-_ROWS // shards) * shards
         for first in range(0, len(order), size):
             chosen = order[first : first + size]
@@ -90,7 +90,7 @@ def _log_likelihoods(
     )
     window = bucket(max(len(one) for of in completions for one in of))
     length = max(bucket(whole), bucket(prompt) + window)
-    packed = pack_rows(
+    packed = pack_sequences(
         [row[0].prompt for row in rows],
         completions,
         size,

@@ -49,7 +49,7 @@ class Policy:
             self.mesh,
             self.tokenizer,
             sampling,
-            training.sampling_rows,
+            training.sampling_slots,
             cache_fraction=training.cache_fraction,
             **options,
         )
@@ -122,7 +122,7 @@ def describe(settings: Settings, policy: Policy, params: Any) -> Iterator[str]:
 
 
 # docs/benchmarks/accelerator.md has the measurements.
-_WITHOUT_KERNEL = "attention of long rows takes about 12 times as long in an update"
+_WITHOUT_KERNEL = "attention of long sequences takes about 12 times as long in an update"
 _WITHOUT_DECODING_KERNEL = (
     "that of decoding 2.6 to 5 times, and the cache is reserved for the longest completions"
 )

@@ -184,9 +184,9 @@ def memory_advice(settings: Settings, planned: Sequence[str]) -> str:
     training, remat = settings.training, settings.model.remat
     return (
         f"planned without activations: {planned[-1]}. An update needs less with a smaller "
-        f"training.micro_batch_rows={training.micro_batch_rows}, another model.remat={remat!r} "
+        f"training.micro_batch_size={training.micro_batch_size}, another model.remat={remat!r} "
         f"('full' needs least) or training.lora.rank; sampling with a smaller "
-        f"training.sampling_rows={training.sampling_rows}"
+        f"training.sampling_slots={training.sampling_slots}"
     )
 
 

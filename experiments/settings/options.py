@@ -371,14 +371,14 @@ class Settings(FamilySettings):
                 f"training.lora.rank={rank}"
             )
         shards = self.mesh.data * self.mesh.fsdp
-        if self.training.sampling_rows < shards:
+        if self.training.sampling_slots < shards:
             raise ValueError(
-                f"training.sampling_rows={self.training.sampling_rows}: allowed are integers from "
-                f"data * fsdp = {shards} up, one for each row shard"
+                f"training.sampling_slots={self.training.sampling_slots}: allowed are integers "
+                f"from data * fsdp = {shards} up, one for each batch shard"
             )
-        if self.training.micro_batch_rows % shards:
+        if self.training.micro_batch_size % shards:
             raise ValueError(
-                f"training.micro_batch_rows={self.training.micro_batch_rows}: allowed are "
+                f"training.micro_batch_size={self.training.micro_batch_size}: allowed are "
                 f"multiples of data * fsdp = {shards}"
             )
 

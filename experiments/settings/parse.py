@@ -27,6 +27,8 @@ _LATER = {
     "training.curriculum.staleness": "9130018",
     "training.completions_per_row": "218261f",
     "training.length_multiple": "218261f",
+    "training.micro_batch_rows": "218261f",
+    "training.sampling_rows": "218261f",
 }
 
 #: Options that are gone, with their groups, and what does the same.
@@ -43,8 +45,10 @@ RENAMED = {
     "training.thinking": "training.thinking_tokens above 0",
     "training.objective.constant_length": "training.max_new_tokens",
     "training.curriculum.staleness": "nothing: it is 0.3, as it was by default",
-    "training.completions_per_row": "nothing: completions to several prompts share a row",
-    "training.length_multiple": "nothing: rows have at most four shapes",
+    "training.completions_per_row": "nothing: completions to several prompts share a sequence",
+    "training.length_multiple": "nothing: micro-batches have at most four shapes",
+    "training.micro_batch_rows": "training.micro_batch_size",
+    "training.sampling_rows": "training.sampling_slots",
     **RENAMED_OF_FAMILIES,
     "checkpoint.keep_best": "nothing: rewards of rounds on different sets do not compare",
 }

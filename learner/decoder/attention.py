@@ -1,11 +1,13 @@
 """Attention over whole sequences, for training and prefill, and the choice of its kernel.
 
 The kernel of the platform is used where it applies (cuDNN on GPUs, splash attention on TPUs), else
-a plain reference. All three compute causal attention of the last tokens of a row to the whole row.
-Rows are padded on the right, which needs no mask: a token never sees later ones. If completions
-share the prompt of a row, each is cut out and put after the prompt, whose padding is then masked.
+a plain reference. All three compute causal attention of the last tokens of a sequence to the whole
+sequence.
+Sequences are padded on the right, which needs no mask: a token never sees later ones. If
+completions share the prompt of a sequence, each is cut out and put after the prompt, whose padding
+is then masked.
 
-Letters in shapes: B rows, T tokens, Q of them with queries, H query heads, K key/value heads,
+Letters in shapes: B sequences, T tokens, Q of them with queries, H query heads, K key/value heads,
 R = H / K query heads per key/value head, h head width.
 """
 
@@ -27,7 +29,7 @@ from learner.decoder.config import DecoderConfig
 #: Finite, so that a query without any valid key (padding) gives finite, unused numbers.
 MASKED = float(jnp.finfo(jnp.float32).min)
 
-# Queries whose scores exist at once in the reference: bounds its memory for long rows.
+# Queries whose scores exist at once in the reference: bounds its memory for long sequences.
 _QUERY_BLOCK = 512
 
 #: Lanes of a TPU's vector unit: kernels work on tiles of a multiple of this many tokens.
@@ -38,10 +40,10 @@ _SPLASH_BLOCKS = (512, 256, 128)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedPrompt:
-    """Rows of a prompt followed by A completions that do not see each other.
+    """Sequences of a prompt followed by A completions that do not see each other.
 
     Attributes:
-        prompt_lengths: i32[B]; a row begins with its prompt.
+        prompt_lengths: i32[B]; a sequence begins with its prompt.
         starts, lengths: i32[B, A], slots of the completions, in order; a length may be 0.
         prompt_capacity: slots that hold the longest prompt, at most T.
         window: slots that hold the longest completion, at most T.
@@ -57,7 +59,7 @@ class SharedPrompt:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """Rows of several prompts, each followed by its completions, which do not see each other.
+    """Sequences of several prompts, each followed by its completions, which do not see each other.
 
     Attributes:
         prompts: i32[B, T], the number of a token's prompt, one's own or that of one's completion.
@@ -87,7 +89,7 @@ def shares_prompts(config: DecoderConfig) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The implementation for plainly causal rows, "reference", "cudnn" or "splash", and why."""
+    """The implementation for causal attention, "reference", "cudnn" or "splash", and why."""
 
     name: str
     reason: str
@@ -97,8 +99,8 @@ class Choice:
 def choose(config: DecoderConfig, platform: str | None = None) -> Choice:
     """Choose the implementation for a model; the same choice on every call.
 
-    A kernel is first compared with the reference on one short row, forwards and backwards. If it
-    fails (an old driver, say), the reference is chosen.
+    A kernel is first compared with the reference on one short sequence, forwards and backwards. If
+    it fails (an old driver, say), the reference is chosen.
 
     Args:
         platform: "cpu", "gpu" or "tpu"; None is JAX's default one.
@@ -136,7 +138,8 @@ def obstacle(name: str, config: DecoderConfig) -> str | None:
 def _try(name: str, config: DecoderConfig) -> str | None:
     """`problem` of a kernel, forwards and backwards.
 
-    On whole rows, on their last halves, and on rows of two prompts with a completion each.
+    On whole sequences, on their last halves, and on sequences of two prompts with a completion
+    each.
     """
     K = config.num_key_value_heads
     rng = np.random.default_rng(0)
@@ -198,12 +201,12 @@ def self_attention(
     implementation: str,
     layout: SharedPrompt | Segments | None = None,
 ) -> Array:
-    """Causal grouped-query self-attention of whole rows, which may be padded on the right.
+    """Causal grouped-query self-attention of whole sequences, which may be padded on the right.
 
     Args:
         q: [B, T, H, h]; k, v: [B, T, K, h] with H a multiple of K.
         implementation: `Choice.name`.
-        layout: of rows with more than a prompt and one completion to it.
+        layout: of sequences with more than a prompt and one completion to it.
 
     Returns:
         [B, T, H, h], in the dtype of `q`; finite and meaningless in the padding. Scores and softmax
@@ -215,45 +218,45 @@ def self_attention(
 
 
 def _attend(
-    implementation: str, q: Array, k: Array, v: Array, rows: Array | Segments | None = None
+    implementation: str, q: Array, k: Array, v: Array, layout: Array | Segments | None = None
 ) -> Array:
-    """Causal attention of the last Q tokens of rows of T.
+    """Causal attention of the last Q tokens of sequences of T.
 
     Args:
         implementation: `Choice.name`.
         q: [B, Q, H, h]; k, v: [B, T, K, h].
-        rows: which keys are valid, bool[B, T], a token always being; or, where Q is T, what they
-            hold.
+        layout: which keys are valid, bool[B, T], a token always being; or, where Q is T, what the
+            sequences hold.
 
     Returns:
         [B, Q, H, h].
     """
     if implementation == "splash":
         axes = ("batch", "length", "heads", "head_dim")
-        return over_mesh(_KERNELS[implementation], axes, q, k, v, rows=(rows,))
-    return _KERNELS[implementation](q, k, v, rows)
+        return over_mesh(_KERNELS[implementation], axes, q, k, v, batched=(layout,))
+    return _KERNELS[implementation](q, k, v, layout)
 
 
 def _shared_attention(
-    q: Array, k: Array, v: Array, rows: SharedPrompt, implementation: str
+    q: Array, k: Array, v: Array, layout: SharedPrompt, implementation: str
 ) -> Array:
-    """`self_attention` of rows whose completions share a prompt.
+    """`self_attention` of sequences whose completions share a prompt.
 
-    Prompts attend to themselves. Each completion, cut out of its row, attends to its prompt and to
-    itself. So nothing is computed for pairs of tokens of different completions, which are most
-    pairs of a whole row.
+    Prompts attend to themselves. Each completion, cut out of its sequence, attends to its prompt
+    and to itself. So nothing is computed for pairs of tokens of different completions, which are
+    most pairs of a whole sequence.
     """
     B, T, H, h = q.shape
-    A, P, M = rows.starts.shape[1], rows.prompt_capacity, rows.window
+    A, P, M = layout.starts.shape[1], layout.prompt_capacity, layout.window
     slots, times = jnp.arange(T), jnp.arange(M)
-    in_prompt = jnp.arange(P) < rows.prompt_lengths[:, None]
+    in_prompt = jnp.arange(P) < layout.prompt_lengths[:, None]
 
     def take(x: Array, index: Array) -> Array:  # [B, T, n, h], [B, m] -> [B, m, n, h]
         return jnp.take_along_axis(x, index[:, :, None, None], axis=1)
 
     prompts = self_attention(q[:, :P], k[:, :P], v[:, :P], implementation)
 
-    index = jnp.minimum(rows.starts[:, :, None] + times, T - 1).reshape(B, A * M)
+    index = jnp.minimum(layout.starts[:, :, None] + times, T - 1).reshape(B, A * M)
 
     def keys(x: Array) -> Array:  # Of the prompt and of a completion: [B * A, P + M, K, h].
         own = take(x, index).reshape(B, A, M, *x.shape[2:])
@@ -269,17 +272,19 @@ def _shared_attention(
         jnp.pad(valid, ((0, 0), (0, M)), constant_values=True),
     ).reshape(B, A * M, H, h)
 
-    # Back into rows: each slot comes from its prompt or its completion.
-    ends = rows.starts + rows.lengths
+    # Back into sequences: each slot comes from its prompt or its completion.
+    ends = layout.starts + layout.lengths
     completion = jnp.minimum(jnp.sum(slots[:, None] >= ends[:, None], axis=2), A - 1)
-    time = slots - jnp.take_along_axis(rows.starts, completion, axis=1)
+    time = slots - jnp.take_along_axis(layout.starts, completion, axis=1)
     place = jnp.where(
-        slots < rows.prompt_lengths[:, None], slots, P + completion * M + jnp.clip(time, 0, M - 1)
+        slots < layout.prompt_lengths[:, None],
+        slots,
+        P + completion * M + jnp.clip(time, 0, M - 1),
     )
     return take(jnp.concatenate([prompts, completions], axis=1), place)
 
 
-def _reference(q: Array, k: Array, v: Array, rows: Array | Segments | None = None) -> Array:
+def _reference(q: Array, k: Array, v: Array, layout: Array | Segments | None = None) -> Array:
     """`_attend` for every platform and dtype, in blocks of queries if there are many.
 
     The backward pass recomputes a block's probabilities, so memory grows with Q, not Q times T.
@@ -289,9 +294,11 @@ def _reference(q: Array, k: Array, v: Array, rows: Array | Segments | None = Non
 
     def visible(queries: Array) -> Array:  # i32[n], numbers of queries -> bool[B or 1, n, T]
         before = (slots <= queries[:, None] + (len(slots) - Q))[None]
-        if rows is None:
+        if layout is None:
             return before
-        return before & (rows.visible(queries) if isinstance(rows, Segments) else rows[:, None])
+        return before & (
+            layout.visible(queries) if isinstance(layout, Segments) else layout[:, None]
+        )
 
     if Q <= _QUERY_BLOCK:
         return _matrix_attention(q, k, v, visible(jnp.arange(Q)))
@@ -318,8 +325,8 @@ def _matrix_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
     """
     B, Q, H, h = q.shape
     K, R, T = k.shape[2], H // k.shape[2], k.shape[1]
-    rows = q.reshape(B, Q, K, R, h).transpose(0, 2, 3, 1, 4).reshape(B, K, R * Q, h)
-    scores = jnp.matmul(rows, k.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
+    queries = q.reshape(B, Q, K, R, h).transpose(0, 2, 3, 1, 4).reshape(B, K, R * Q, h)
+    scores = jnp.matmul(queries, k.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
     scores = scores.reshape(B, K, R, Q, T)
     # Scaled in float32, as cuDNN does: most widths have no exact scale in bfloat16.
     probs = jax.nn.softmax(jnp.where(visible[:, None, None], scores * h**-0.5, MASKED))
@@ -328,13 +335,13 @@ def _matrix_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
     return out.transpose(0, 3, 1, 2, 4).reshape(B, Q, H, h)
 
 
-def _cudnn(q: Array, k: Array, v: Array, rows: Array | Segments | None = None) -> Array:
+def _cudnn(q: Array, k: Array, v: Array, layout: Array | Segments | None = None) -> Array:
     """cuDNN's fused attention (bfloat16); it partitions itself over a mesh."""
     attend = functools.partial(jax.nn.dot_product_attention, q, k, v, implementation="cudnn")
-    if rows is None:
+    if layout is None:
         return attend(is_causal=True)
     Q, T = q.shape[1], k.shape[1]
-    visible = rows.visible(jnp.arange(Q)) if isinstance(rows, Segments) else rows[:, None]
+    visible = layout.visible(jnp.arange(Q)) if isinstance(layout, Segments) else layout[:, None]
     return attend(mask=(jnp.tri(Q, T, T - Q, bool) & visible)[:, None])
 
 
@@ -343,26 +350,27 @@ def heads_first_attention(q: Array, k: Array, v: Array, segments: Segments | Non
 
     Args:
         q: [B, H, T, h], already times h^-1/2; k, v: [B, K, T, h].
-        segments: what rows hold, if it is more than one prompt and a completion.
+        segments: what sequences hold, if it is more than one prompt and a completion.
 
     Returns:
         [B, H, T, h].
     """
     kernel = functools.partial(_KERNELS["splash"], heads_first=True)
-    return over_mesh(kernel, ("batch", "heads", "length", "head_dim"), q, k, v, rows=(segments,))
+    return over_mesh(kernel, ("batch", "heads", "length", "head_dim"), q, k, v, batched=(segments,))
 
 
 def _splash(
     q: Array,
     k: Array,
     v: Array,
-    rows: Array | Segments | None = None,
+    layout: Array | Segments | None = None,
     interpret: bool = False,
     heads_first: bool = False,
 ) -> Array:
-    """Splash attention, JAX's sparse flash kernel for TPUs, of the rows and heads of one device.
+    """Splash attention, JAX's sparse flash kernel for TPUs, of one device's sequences and heads.
 
-    The kernel takes whole tiles: rows are padded on the right, which no token of theirs sees, and
+    The kernel takes whole tiles: sequences are padded on the right, which no token of theirs sees,
+      and
     keys and values on the left too, where the padding is masked. It does not scale, so queries are
     scaled first, in their own dtype.
 
@@ -374,7 +382,7 @@ def _splash(
     if not heads_first:
         scaled = (q * q.shape[-1] ** -0.5).astype(q.dtype)
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (scaled, k, v))
-        return _splash(q, k, v, rows, interpret, heads_first=True).transpose(0, 2, 1, 3)
+        return _splash(q, k, v, layout, interpret, heads_first=True).transpose(0, 2, 1, 3)
     B, H, Q, _ = q.shape
     behind, before = -Q % LANES, (Q - k.shape[2]) % LANES
     padded = [
@@ -393,11 +401,11 @@ def _splash(
         interpret=interpret,
     )
     segments = None
-    if isinstance(rows, Segments):
-        numbers = jnp.pad(rows.prompts, ((0, 0), (0, behind)))
+    if isinstance(layout, Segments):
+        numbers = jnp.pad(layout.prompts, ((0, 0), (0, behind)))
         segments = splash.SegmentIds(numbers, numbers)
-    elif rows is not None:
-        there = jnp.pad(rows, ((0, 0), (before, 0)))
+    elif layout is not None:
+        there = jnp.pad(layout, ((0, 0), (before, 0)))
         there = jnp.pad(there, ((0, 0), (0, behind)), constant_values=True).astype(jnp.int32)
         segments = splash.SegmentIds(jnp.ones((B, tokens), jnp.int32), there)
     return jax.vmap(kernel)(*padded, segments)[:, :, :Q]
@@ -426,23 +434,23 @@ def over_mesh(
     function: Callable[..., Any],
     axes: Sequence[str],
     *args: Array,
-    rows: Sequence[Any] = (),
+    batched: Sequence[Any] = (),
     whole: Sequence[Array] = (),
     out_axes: Sequence[str] | None = None,
 ) -> Any:
-    """Run a function that knows no mesh on each device, with the device's own rows and heads.
+    """Run a function that knows no mesh on each device, with the device's own sequences and heads.
 
-    Otherwise XLA would first gather the function's inputs for all rows on every device.
+    Otherwise XLA would first gather the function's inputs for all sequences on every device.
 
     Args:
         axes: logical axes of `args` and of the result.
-        rows: further arguments, split along their first axis only.
+        batched: further arguments, split along their first axis only.
         whole: further arguments, not split.
         out_axes: logical axes of the result, if they differ.
     """
     if jax.sharding.get_abstract_mesh().empty:
-        return function(*args, *rows, *whole)
-    by_row, heads, out_specs = map(nn.logical_to_mesh_axes, (axes[:1], axes, out_axes or axes))
-    specs = (heads,) * len(args) + (by_row,) * len(rows) + (PartitionSpec(),) * len(whole)
+        return function(*args, *batched, *whole)
+    first, heads, out_specs = map(nn.logical_to_mesh_axes, (axes[:1], axes, out_axes or axes))
+    specs = (heads,) * len(args) + (first,) * len(batched) + (PartitionSpec(),) * len(whole)
     run = jax.shard_map(function, in_specs=specs, out_specs=out_specs, check_vma=False)
-    return run(*args, *rows, *whole)
+    return run(*args, *batched, *whole)

@@ -54,12 +54,12 @@ def choose_decoding(config: DecoderConfig) -> Choice:
         for shape, dtype in zip((*new, *caches), dtypes, strict=True)
     ]
     angles = [np.float32(rng.uniform(size=(P, G, 1, h // 2))) for _ in range(2)]
-    rows = [np.array([x], np.int32) for x in ((S - 1, 1), (0, 1), (0, S // 2))]
+    batched = [np.array([x], np.int32) for x in ((S - 1, 1), (0, 1), (0, S // 2))]
     pages: Any = np.array([[[0], [1]]], np.int32)  # One for each sample, as the reference has them.
     if wrong := problem(
         functools.partial(cached_attention, eps=1e-6, pages=pages, implementation=name),
         functools.partial(cached_attention, eps=1e-6),
-        [*args, *angles, *rows, np.ones((2, h), np.float32)],
+        [*args, *angles, *batched, np.ones((2, h), np.float32)],
     ):
         return Choice("reference", f"the kernel failed when tried: {wrong}")
     return Choice(name, "its kernel agrees with the reference")
@@ -94,7 +94,7 @@ def cached_attention(
         q: [P, G, H * h]; k, v: [P, G, K * h], projections of the token.
         prompt_keys: [P, C, K, h, T]; prompt_values: [P, C, K, T, h].
         keys: [P, G, K, h, S]; values: [P, G, K, S, h]. For kernels, [X, N, K, h, S] and
-            [X, N, K, S, h]: each of X row shards has N pages of S tokens.
+            [X, N, K, S, h]: each of X batch shards has N pages of S tokens.
         cos, sin: f32[P, G, 1, h / 2], of the rotation at the token's position.
         lengths: i32[P, C], tokens of the prompts.
         parents: i32[P, G], which prompt of its group each sample continues, less than C.
@@ -114,7 +114,7 @@ def cached_attention(
     """
     (P, G), (K, h) = counts.shape, keys.shape[2:4]
     caches = (prompt_keys, prompt_values, keys, values)
-    rows: list[Any] = [lengths, parents, counts]
+    batched: list[Any] = [lengths, parents, counts]
     whole: list[Any] = []
     attend: Callable[..., Any] = _attend_reference
     if implementation == "splash":
@@ -122,20 +122,20 @@ def cached_attention(
 
         attend = functools.partial(decode_tpu.append_and_attend, eps=eps)
         cos, sin = whole_heads((cos, sin))
-        rows, whole = [*rows, cos, sin, pages], [norms]
+        batched, whole = [*batched, cos, sin, pages], [norms]
     else:
         assert implementation in ("reference", "cudnn"), implementation
         if implementation == "cudnn":
             from learner.decoder import decode_gpu
 
-            attend, rows = decode_gpu.append_and_attend, [*rows, pages]
+            attend, batched = decode_gpu.append_and_attend, [*batched, pages]
         q, k, v = (x.reshape(P, G, -1, h) for x in (q, k, v))
         q, k = (
             rotate(x if eps is None else normalize(x, scale, eps), (cos, sin))
             for x, scale in ((q, norms[0]), (k, norms[1]))
         )
         q = q.reshape(P, G, K, -1, h)
-    keys, values, out = over_mesh(attend, _AXES, q, k, v, *caches, rows=rows, whole=whole)
+    keys, values, out = over_mesh(attend, _AXES, q, k, v, *caches, batched=batched, whole=whole)
     return keys, values, out.reshape(P, G, -1)
 
 
@@ -193,8 +193,8 @@ def _attend_reference(
 def _append(cache: Array, new: Array, counts: Array, axis: int) -> Array:
     """Put [P, G, K, h] into place counts[P, G] of `axis` of a cache of samples."""
     P, G = counts.shape
-    rows, columns = jnp.arange(P)[:, None], jnp.arange(G)
-    places = cache.at[rows, columns, :, :, counts]
+    groups, samples = jnp.arange(P)[:, None], jnp.arange(G)
+    places = cache.at[groups, samples, :, :, counts]
     if axis == -2:
-        places = cache.at[rows, columns, :, counts]
+        places = cache.at[groups, samples, :, counts]
     return places.set(stored(new, cache.dtype), mode="promise_in_bounds")

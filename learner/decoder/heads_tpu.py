@@ -56,7 +56,7 @@ def heads_first(
         of_device,
         ("batch", "length", "heads"),
         x.reshape(B, T, n * h),
-        rows=(cos, sin),
+        batched=(cos, sin),
         whole=(scale.astype(jnp.float32)[None],),
         out_axes=("batch", "heads", "length", "head_dim"),
     )

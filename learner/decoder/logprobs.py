@@ -29,14 +29,14 @@ def token_logprobs(
 
     The tokens are cut into chunks along their last axis, and the backward pass recomputes the
     logits of each chunk, so about `chunk` x V logits exist at a time on a device (at least one
-    position of each of its rows).
+    position of each of its sequences).
 
-    Under a mesh (`sharding.use`), which splits the rows of the first axis over
+    Under a mesh (`sharding.use`), which splits the sequences of the first axis over
     `sharding.BATCH_AXES`, each device computes with a part of the vocabulary. Axis `tensor`, which
-    must divide V, splits it; `fsdp` splits these parts again, and its devices gather their rows of
-    a chunk. So no device has the whole matrix or its gradient, and gradients are reduced once,
-    after the last chunk. If `fsdp` does not divide a part of the vocabulary, each of its devices
-    computes with all of that part.
+    must divide V, splits it; `fsdp` splits these parts again, and its devices gather their
+    sequences of a chunk. So no device has the whole matrix or its gradient, and gradients are
+    reduced once, after the last chunk. If `fsdp` does not divide a part of the vocabulary, each of
+    its devices computes with all of that part.
 
     Args:
         hidden: [..., T, D], final hidden states; their dtype is that of the matrix products.
@@ -45,7 +45,7 @@ def token_logprobs(
         temperature: divides the logits; positive.
         chunk: number of tokens whose logits may exist at once on a device.
         vocab_size: if given, ids from this one on are not part of the distribution (a tokenizer
-            may know fewer ids than the model has rows).
+            may know fewer ids than the model has).
         entropy_gradient: False if the entropies are only reported: no gradient then flows through
             them, and the backward pass has less to do.
 
@@ -61,8 +61,8 @@ def token_logprobs(
     mesh = jax.sharding.get_abstract_mesh()
     shards = 1
     if lead and not mesh.empty:
-        sharding.check_rows("hidden.shape[0]", lead[0], mesh)
-        shards = sharding.num_row_shards(mesh)
+        sharding.check_batch_size("hidden.shape[0]", lead[0], mesh)
+        shards = sharding.num_batch_shards(mesh)
     size = max(1, min(T, chunk // max(1, math.prod(lead) // shards)))
     count = -(-T // size)
     axis = len(lead)
@@ -107,7 +107,7 @@ _MATRIX = P("fsdp", "tensor")
 def _on_devices(
     local: Callable[..., Any], out_specs: Any, hidden: Array, unembedding: Array, *columns: Array
 ) -> Any:
-    """Run `local` on each device's rows and part of the matrix, or on all if nothing is split."""
+    """Run `local` on each device's sequences and part of the matrix; on all if nothing is split."""
     if columns[0].ndim < 3 or jax.sharding.get_abstract_mesh().empty:
         return local(hidden, unembedding, *columns)
     in_specs = (_ROWS, _MATRIX, *[_ROWS] * len(columns))
@@ -130,7 +130,8 @@ class _Columns(NamedTuple):
     Attributes:
         matrix: [D, columns], in the dtype of the products.
         first: the id of the first column.
-        axes: mesh axes that split the vocabulary; rows are gathered along `fsdp` if it is in them.
+        axes: mesh axes that split the vocabulary; sequences are gathered along `fsdp` if it is in
+            them.
     """
 
     matrix: Array
@@ -154,27 +155,27 @@ class _Columns(NamedTuple):
         """The sum over the vocabulary."""
         return jax.lax.psum(parts, self.axes) if self.axes else parts
 
-    def rows(self, own: Any) -> Any:
-        """Gather [rows, ...] from all devices that share a vocabulary."""
+    def gathered(self, own: Any) -> Any:
+        """Gather [tokens, ...] from all devices that share a vocabulary."""
         if "fsdp" not in self.axes:
             return own
         return jax.tree.map(lambda x: jax.lax.all_gather(x, "fsdp", axis=0, tiled=True), own)
 
-    def own_rows(self, rows: Array) -> Array:
-        """The inverse of `rows`."""
+    def own_part(self, gathered: Array) -> Array:
+        """The inverse of `gathered`."""
         if "fsdp" not in self.axes:
-            return rows
-        size = rows.shape[0] // jax.lax.axis_size("fsdp")
-        return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index("fsdp") * size, size)
+            return gathered
+        size = gathered.shape[0] // jax.lax.axis_size("fsdp")
+        return jax.lax.dynamic_slice_in_dim(gathered, jax.lax.axis_index("fsdp") * size, size)
 
-    def own_sum(self, rows: Array) -> Array:
-        """`own_rows` of the sum over the vocabulary."""
+    def own_sum(self, gathered: Array) -> Array:
+        """`own_part` of the sum over the vocabulary."""
         if "fsdp" in self.axes:
-            rows = jax.lax.psum_scatter(rows, "fsdp", scatter_dimension=0, tiled=True)
-        return jax.lax.psum(rows, "tensor") if "tensor" in self.axes else rows
+            gathered = jax.lax.psum_scatter(gathered, "fsdp", scatter_dimension=0, tiled=True)
+        return jax.lax.psum(gathered, "tensor") if "tensor" in self.axes else gathered
 
     def gradient(self, total: Array) -> Array:
-        """The gradient of the stored part, from that of `matrix` over this device's rows."""
+        """The gradient of the stored part, from that of `matrix` over this device's tokens."""
         if "fsdp" in self.axes:
             total = jax.lax.all_to_all(total, "fsdp", 0, 1, tiled=True)
         elif _is_split("fsdp"):
@@ -206,7 +207,7 @@ def _forward(
         first = columns.first
 
         def one(args: tuple[Array, Array]) -> tuple[Array, ...]:
-            h, target = columns.rows(args)
+            h, target = columns.gathered(args)
             logits = _logits(h, columns.matrix, temperature, vocab_size, first)
             highest = jnp.max(logits, axis=-1, keepdims=True)
             if columns.axes:
@@ -224,7 +225,7 @@ def _forward(
             )
             normaliser = highest[:, 0] + jnp.log(total)
             results = (chosen - normaliser, normaliser - weighted / total, normaliser)
-            return tuple(columns.own_rows(x.reshape(target.shape)) for x in results)
+            return tuple(columns.own_part(x.reshape(target.shape)) for x in results)
 
         return jax.lax.map(one, (hidden, targets))
 
@@ -244,7 +245,7 @@ def _backward(
         matrix, first = columns.matrix, columns.first
 
         def one(total: Array, args: tuple[Array, ...]) -> tuple[Array, Array]:
-            h, *of_tokens = columns.rows(args)
+            h, *of_tokens = columns.gathered(args)
             target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in of_tokens)
             logits = _logits(h, matrix, temperature, vocab_size, first)
             log_p = logits - z

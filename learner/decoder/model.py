@@ -1,6 +1,6 @@
 """The dense decoder: one `Block`, used by training (scanned) and by decoding.
 
-Letters in shapes: B rows, T tokens, D residual width, H query heads, K key/value heads,
+Letters in shapes: B sequences, T tokens, D residual width, H query heads, K key/value heads,
 R = H / K query heads per key/value head, h head width, V vocabulary, L layers.
 
 Parameters are a plain nested dict of arrays. Those of the blocks are stacked over layers in
@@ -112,13 +112,13 @@ class Attention(nn.Module):
     """Projections, norms of queries and keys if any, rotation; `attend` does the rest.
 
     In decoding `attend` does norms and rotation too, and takes [tokens, heads * h]. With
-    `tpu_rows` it takes heads before tokens, and queries times h^-1/2, as
+    `heads_first` it takes heads before tokens, and queries times h^-1/2, as
     `learner.decoder.heads_tpu` makes them; `rope` is that of `whole_heads`.
     """
 
     config: DecoderConfig
     decoding: bool = False
-    tpu_rows: bool = False
+    heads_first: bool = False
 
     @nn.compact
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
@@ -137,7 +137,7 @@ class Attention(nn.Module):
 
         q_norm, k_norm = norm("q_norm"), norm("k_norm")
         flat, lead = x.reshape(-1, D), x.shape[:-1]
-        if self.tpu_rows:
+        if self.heads_first:
             from learner.decoder.heads_tpu import heads_first  # Imports Pallas for TPUs.
 
             def to_heads(x: Array, matrix: Array) -> Array:
@@ -164,7 +164,7 @@ class MLP(nn.Module):
     """The SwiGLU feed-forward layer (arXiv 2002.05202)."""
 
     config: DecoderConfig
-    tpu_rows: bool = False
+    heads_first: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -174,7 +174,7 @@ class MLP(nn.Module):
         flat = x.reshape(-1, c.hidden_size)
         gate = Projection(c, *widen, name="gate_proj")(flat)
         up = Projection(c, *widen, name="up_proj")(flat)
-        if self.tpu_rows:
+        if self.heads_first:
             # Otherwise XLA recomputes the gated product, and both of its gradients, for every tile
             # of the matrix products that take them.
             gate, up = map(gradient_in_memory, (gate, up))
@@ -216,23 +216,24 @@ class Block(nn.Module):
     `attend(q, k, v)` is the attention: over the whole masked sequence in training, over a cache in
     decoding. Tokens are flattened to two dimensions for every matrix product: XLA's CPU backward
     pass of the three-dimensional form is 2.7 times slower. `decoding` means one token of each
-    sample, `tpu_rows` that the kernel of TPUs takes rows as they are; neither changes the result.
+    sample, `heads_first` that the kernel of TPUs takes sequences as they are; neither changes the
+    result.
     """
 
     config: DecoderConfig
     decoding: bool = False
-    tpu_rows: bool = False
+    heads_first: bool = False
 
     @nn.compact
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
         """x [..., hidden_size] after both layers, each added to what it reads."""
         c = self.config
         normed = RMSNorm(c, "norm", name="input_norm")(x)
-        attention = Attention(c, self.decoding, self.tpu_rows, name="attention")
+        attention = Attention(c, self.decoding, self.heads_first, name="attention")
         out = attention(normed, rope, attend)
         x = x + checkpoint_name(out, "attention_output")
         normed = RMSNorm(c, "norm", name="post_attention_norm")(x)
-        return x + checkpoint_name(MLP(c, self.tpu_rows, name="mlp")(normed), "mlp_output")
+        return x + checkpoint_name(MLP(c, self.heads_first, name="mlp")(normed), "mlp_output")
 
 
 class Decoder(nn.Module):
@@ -254,12 +255,12 @@ class Decoder(nn.Module):
             self.param("unembedding", columns, (c.hidden_size, c.vocab_size), dtype)
         rope = rope_angles(positions, c)
         attend: Attend
-        # Completions that share a prompt are cut out of their rows first.
+        # Completions that share a prompt are cut out of their sequences first.
         if isinstance(layout, SharedPrompt) or not _orders_heads(c):
-            tpu_rows, name = False, choose(c).name
+            heads_first, name = False, choose(c).name
             attend = functools.partial(self_attention, implementation=name, layout=layout)
         else:
-            tpu_rows, rope = True, whole_heads(rope)
+            heads_first, rope = True, whole_heads(rope)
             attend = functools.partial(heads_first_attention, segments=layout)
 
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
@@ -277,7 +278,7 @@ class Decoder(nn.Module):
             unroll=min(c.scan_unroll, c.num_hidden_layers),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        block = Block(c, tpu_rows=tpu_rows, name="layers")
+        block = Block(c, heads_first=heads_first, name="layers")
         x, _ = layers(block, embed_split(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
 
@@ -290,11 +291,11 @@ def embed(embedding: Array, tokens: Array, config: DecoderConfig) -> Array:
 
 
 def embed_split(embedding: Array, tokens: Array, config: DecoderConfig) -> Array:
-    """`embed` for training, where `fsdp` splits both the rows of tokens and the width D.
+    """`embed` for training, where `fsdp` splits both the sequences of tokens and the width D.
 
-    Each device looks up its part of the width for all rows of its group; then the group exchanges
-    parts of the width for rows. So no device holds the whole embedding, neither in float32 nor as a
-    gradient. Only activations move, far fewer rows than the vocabulary has.
+    Each device looks up its part of the width for all sequences of its group; then the group
+    exchanges parts of the width for sequences. So no device holds the whole embedding, neither in
+    float32 nor as a gradient. Only activations move, far fewer sequences than the vocabulary has.
     """
     tokens = nn.with_logical_constraint(tokens, ("data_batch", "length"))
     x = jnp.take(embedding, tokens, axis=0).astype(config.residual_dtype)
@@ -323,7 +324,7 @@ def init_params(key: Array, config: DecoderConfig) -> Params:
 
 def _boxed_init(key: Array, config: DecoderConfig) -> Params:
     one = jnp.zeros((1, 1), jnp.int32)
-    # Kernels refuse such a short row, and the parameters do not depend on them.
+    # Kernels refuse such a short sequence, and the parameters do not depend on them.
     return Decoder(dataclasses.replace(config, attention="reference")).init(key, one, one)["params"]
 
 
@@ -384,12 +385,12 @@ def hidden_states(
 ) -> Array:
     """Final hidden states of whole sequences, after the last norm (the training path).
 
-    A slot sees the slots up to itself, so rows may be padded on the right. Several completions to
-    one prompt may share a row without seeing each other.
+    A slot sees the slots up to itself, so sequences may be padded on the right. Several completions
+    to one prompt may share a sequence without seeing each other.
 
     Args:
         tokens: i32[B, T], each in [0, V); positions: i32[B, T].
-        layout: of rows with more than a prompt and one completion to it.
+        layout: of sequences with more than a prompt and one completion to it.
 
     Returns:
         [B, T, D] in `config.dtype`; meaningless in the padding.

@@ -176,8 +176,8 @@ def on_first(function: Callable[[], T]) -> T:
             _alone.now = False
     data = pickle.dumps((value, _portable(own_error)))
     size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
-    row = multihost_utils.broadcast_one_to_all(_padded(data if is_first() else b"", size))
-    value, error = pickle.loads(row[:size].tobytes())
+    buffer = multihost_utils.broadcast_one_to_all(_padded(data if is_first() else b"", size))
+    value, error = pickle.loads(buffer[:size].tobytes())
     if error is not None:
         raise own_error or error
     return value  # type: ignore[return-value]
@@ -216,11 +216,13 @@ def gather(value: T) -> list[T]:
     """The values of all processes, in the order of the processes; values are pickled."""
     if num_processes() == 1:
         return [value]
-    # With the number of the sender: rows arrive in the order of the devices.
+    # With the number of the sender: buffers arrive in the order of the devices.
     data = pickle.dumps((jax.process_index(), value))
     sizes = multihost_utils.process_allgather(np.int32(len(data)))
-    rows = multihost_utils.process_allgather(_padded(data, int(sizes.max())))
-    sent = [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+    buffers = multihost_utils.process_allgather(_padded(data, int(sizes.max())))
+    sent = [
+        pickle.loads(buffer[:size].tobytes()) for buffer, size in zip(buffers, sizes, strict=True)
+    ]
     return [value for _, value in sorted(sent, key=lambda pair: pair[0])]
 
 
@@ -239,15 +241,15 @@ def sharded_map(function: Callable[[np.ndarray], T], count: int) -> T:
     part = np.array_split(np.arange(count), num_processes())[jax.process_index()]
     parts: list[Any] = gather(function(part))
     if isinstance(parts[0], list):
-        return [row for part in parts for row in part]  # type: ignore[return-value]
+        return [one for part in parts for one in part]  # type: ignore[return-value]
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def _padded(data: bytes, size: int) -> np.ndarray:
     """The data as u8[at least `size`]; of few different lengths, as each is compiled once."""
-    row = np.zeros(geometric_bucket(size, 1024, 2), np.uint8)
-    row[: len(data)] = np.frombuffer(data, np.uint8)
-    return row
+    buffer = np.zeros(geometric_bucket(size, 1024, 2), np.uint8)
+    buffer[: len(data)] = np.frombuffer(data, np.uint8)
+    return buffer
 
 
 def _portable(error: Exception | None) -> Exception | None:

@@ -1,6 +1,6 @@
 """One mesh and one table of sharding rules: where every array of the learner lives.
 
-The mesh has three axes. `data` splits rows and copies parameters; `fsdp` splits rows and
+The mesh has three axes. `data` splits sequences and copies parameters; `fsdp` splits sequences and
 parameters (ZeRO-3, arXiv 1910.02054); `tensor` splits heads, feed-forward width and vocabulary
 (arXiv 1909.08053).
 """
@@ -102,8 +102,8 @@ def _across_processes(
             f"processes with {local} devices each, allowed are products of {len(devices)} "
             f"with a tensor that divides {local}"
         )
-    rows = local // tensor
-    within = (rows // math.gcd(fsdp, rows), math.gcd(fsdp, rows), tensor)
+    shards = local // tensor
+    within = (shards // math.gcd(fsdp, shards), math.gcd(fsdp, shards), tensor)
     across = tuple(whole // part for whole, part in zip(sizes, within, strict=True))
     return mesh_utils.create_hybrid_device_mesh(within, across, devices, process_is_granule=True)
 
@@ -134,21 +134,21 @@ def use(mesh: Mesh) -> Iterator[None]:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over `data` and `fsdp`; their number must be a multiple of `num_row_shards`."""
+    """Sequences over `data` and `fsdp`; their number must be a multiple of `num_batch_shards`."""
     return NamedSharding(mesh, P(BATCH_AXES))
 
 
-def check_rows(name: str, rows: int, mesh: Mesh | AbstractMesh) -> None:
-    """Raise `ValueError` if `rows` is not a multiple of `num_row_shards`."""
-    if rows % num_row_shards(mesh):
+def check_batch_size(name: str, size: int, mesh: Mesh | AbstractMesh) -> None:
+    """Raise `ValueError` if `size` is not a multiple of `num_batch_shards`."""
+    if size % num_batch_shards(mesh):
         raise ValueError(
-            f"{name}={rows}: allowed are multiples of {num_row_shards(mesh)} (data * fsdp of the "
+            f"{name}={size}: allowed are multiples of {num_batch_shards(mesh)} (data * fsdp of the "
             "mesh)"
         )
 
 
-def num_row_shards(mesh: Mesh | AbstractMesh) -> int:
-    """Number of parts that rows are split into."""
+def num_batch_shards(mesh: Mesh | AbstractMesh) -> int:
+    """Number of parts that sequences are split into."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 

@@ -60,8 +60,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     chosen.add_argument("--chips", default=_CHIPS, help="slices, separated by commas")
     chosen.add_argument("--measure", action="store_true", help="also run it, on these devices")
     add("--mesh", help="data x fsdp x tensor; derived if not given, as are the next two")
-    add("--rows", type=int, default=1, help="rows of a micro-batch on each row shard")
-    add("--completions", type=int, default=32, help="sampled at a time on each row shard")
+    add("--sequences", type=int, default=1, help="sequences of a micro-batch on each batch shard")
+    add("--completions", type=int, default=32, help="sampled at a time on each batch shard")
     add(
         "--dtype",
         choices=DTYPES,
@@ -96,7 +96,7 @@ def summary(
         "chip": target.name,
         "mesh": layout.mesh,
         "chips": target.count,
-        "rows": layout.rows,
+        "sequences": layout.sequences,
         "completions": layout.completions,
         "fits": layout_lib.fits(programs, target),
         "peak": max(program.total for program in programs),
@@ -140,9 +140,9 @@ def rates(
         return dict.fromkeys(_RATES)
     tokens = layout.completions * layout.shards / step
     completions = work.prompts_per_step * work.group_size
-    rows, length = layout.training(work).row_shapes(work.prompt_length, layout.shards)[0]
-    per_row = length // (work.prompt_length + work.max_new_tokens)
-    micro_batches = math.ceil(completions / (rows * per_row))
+    sequences, length = layout.training(work).sequence_shapes(work.prompt_length, layout.shards)[0]
+    per_sequence = length // (work.prompt_length + work.max_new_tokens)
+    micro_batches = math.ceil(completions / (sequences * per_sequence))
     update = micro_batches * gradients + (seconds["optimizer"] or 0)
     prompts, lengths = (np.full(completions, x) for x in (work.prompt_length, work.max_new_tokens))
     flops = metrics.update_flops(config, prompts, lengths, work.lora_rank > 0)
@@ -155,11 +155,11 @@ def rates(
     return dict(zip(_RATES, (tokens, roofline, mfu, run / 3600), strict=True))
 
 
-def table(row: dict[str, Any], programs: list[Program]) -> str:
+def table(target: dict[str, Any], programs: list[Program]) -> str:
     """A target in Markdown: its programs, in gigabytes (1e9 bytes) a device, and predictions."""
     text = Path(__file__).with_name("target.md").read_text(encoding="utf-8")
     template = jinja2.Template(text, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    return template.render(row=row, programs=programs, columns=_COLUMNS, rounds=_ROUNDS)
+    return template.render(target=target, programs=programs, columns=_COLUMNS, rounds=_ROUNDS)
 
 
 def advice(programs: list[Program], layout: Layout, work: Work, config: DecoderConfig) -> list[str]:
@@ -172,7 +172,9 @@ def advice(programs: list[Program], layout: Layout, work: Work, config: DecoderC
             f"a larger tensor axis (--mesh, now {layout.mesh}): it splits the weights for decoding",
         ]
     else:
-        found = [f"fewer rows at a time (--rows, now {layout.rows})"] * (layout.rows > 1)
+        found = [f"fewer sequences at a time (--sequences, now {layout.sequences})"] * (
+            layout.sequences > 1
+        )
         if config.remat not in ("full", "offload"):
             found.append(f"--remat=full (now {config.remat})")
         found.append(f"a larger fsdp axis (--mesh, now {layout.mesh}): it splits the state")
@@ -205,7 +207,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen = [Target.parse(name) for name in options.chips.split(",")]
         given = None
         if options.mesh:
-            given = Layout(*sharding.mesh_size(options.mesh), options.rows, options.completions)
+            given = Layout(
+                *sharding.mesh_size(options.mesh), options.sequences, options.completions
+            )
         print(
             f"Prompts of {work.prompt_length} tokens, completions of up to {work.max_new_tokens}; "
             "GB of one device."
@@ -224,20 +228,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                     except jax.errors.JaxRuntimeError as error:  # More memory than predicted, say.
                         print(f"error: not measured: {checks.first_line(error)}", file=sys.stderr)
                         sound = False
-                row = {
+                planned = {
                     "config": name,
                     "dtype": config.dtype,
                     "cache_dtype": config.kv_dtype,
                     **summary(config, target, work, layout, programs),
                 }
-                print(table(row, programs), flush=True)
+                print(table(planned, programs), flush=True)
                 if target.at_hand:
                     print(*_attention(config), sep="\n", flush=True)
-                if not row["fits"]:
+                if not planned["fits"]:
                     print("\nWhat to change:\n")
                     print(*(f"- {x}" for x in advice(programs, layout, work, config)), sep="\n")
-                sound &= row["fits"]
-                result["targets"].append(row)
+                sound &= planned["fits"]
+                result["targets"].append(planned)
                 if target.at_hand:
                     result["programs"] += [{"config": name} | _record(x) for x in programs]
                 if options.json:

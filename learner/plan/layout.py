@@ -23,7 +23,7 @@ from learner.training.trainer import GRPOConfig
 #: Fraction of a device's memory for programs; the rest is for the runtime and fragmentation.
 USABLE = 0.92
 
-_MOST_ROWS, _MOST_COMPLETIONS = 4, 64
+_MOST_SEQUENCES, _MOST_COMPLETIONS = 4, 64
 _MOST_TRIES = 4  # Layouts that are compiled for one target.
 # Bytes per parameter in an update, without moments: itself, its gradient, the gradients' sum.
 _UPDATE_BYTES = 12
@@ -64,20 +64,20 @@ class Layout:
 
     Attributes:
         data, fsdp, tensor: sizes of the mesh axes.
-        rows: rows of a micro-batch on each row shard.
-        completions: completions sampled at a time for each row shard; decoding may place rows
-            differently (`learner.sampling.sampler`).
+        sequences: sequences of a micro-batch on each batch shard.
+        completions: completions sampled at a time for each batch shard; decoding may place
+            sequences differently (`learner.sampling.sampler`).
     """
 
     data: int
     fsdp: int
     tensor: int
-    rows: int
+    sequences: int
     completions: int
 
     @property
     def shards(self) -> int:
-        """Number of row shards."""
+        """Number of batch shards."""
         return self.data * self.fsdp
 
     @property
@@ -95,9 +95,9 @@ class Layout:
         return GRPOConfig(
             prompts_per_step=max(work.prompts_per_step, completions // work.group_size),
             group_size=work.group_size,
-            micro_batch_rows=self.rows * self.shards,
+            micro_batch_size=self.sequences * self.shards,
             max_new_tokens=work.max_new_tokens,
-            sampling_rows=completions,
+            sampling_slots=completions,
             cache_fraction=work.cache_fraction,
             objective=ObjectiveConfig(kl_coef=work.kl_coef),
             optimizer=OptimizerConfig(moment_dtype=work.moment_dtype),
@@ -125,8 +125,8 @@ def layouts(config: DecoderConfig, target: Target, work: Work) -> list[Layout]:
     fraction, caches = (work.cache_fraction, 1.0) if paged else (1.0, 1.5)
     cache = fraction * work.max_new_tokens + work.prompt_length / work.group_size
     cache *= jnp.dtype(config.kv_dtype).itemsize * per_token
-    row = 4 * itemsize * config.num_hidden_layers * config.hidden_size
-    row *= work.prompt_length + work.max_new_tokens
+    per_sequence = 4 * itemsize * config.num_hidden_layers * config.hidden_size
+    per_sequence *= work.prompt_length + work.max_new_tokens
     found: list[tuple[float, Layout]] = []
     sizes = [1 << n for n in range(target.count.bit_length())]
     for tensor, fsdp in itertools.product(sizes, sizes):
@@ -146,10 +146,12 @@ def layouts(config: DecoderConfig, target: Target, work: Work) -> list[Layout]:
         if resident > 0.85 * memory or most < 1 or batch < 1:
             continue
         completions = _power_below(min(_MOST_COMPLETIONS, most, batch))
-        rows = _power_below(min(_MOST_ROWS, max(1, int((memory - resident) / row)), batch))
+        sequences = _power_below(
+            min(_MOST_SEQUENCES, max(1, int((memory - resident) / per_sequence)), batch)
+        )
         seconds = (weights + completions * cache / tensor) / target.chip.bandwidth
         seconds += (split > 1) * 2 * config.num_hidden_layers * _EXCHANGE_SECONDS
-        layout = Layout(data, fsdp, tensor, rows, completions)
+        layout = Layout(data, fsdp, tensor, sequences, completions)
         found.append((float(f"{seconds / (layout.shards * completions):.3g}"), layout))
     return [x for _, x in sorted(found, key=lambda pair: (pair[0], pair[1].tensor, pair[1].fsdp))]
 
@@ -165,7 +167,7 @@ def plan(
     """Compile a model for a slice, with the first layout that fits or, if none does, the last one.
 
     A layout that does not fit is tried again with half the completions at a time if sampling is
-    too large, and half the rows if the update is.
+    too large, and half the sequences if the update is.
 
     Args:
         config: the model; `learner.plan.programs.for_target`.
@@ -195,14 +197,14 @@ def plan(
 def _smaller(layout: Layout, programs: list[Program], target: Target) -> Layout | None:
     """The layout with half of what does not fit; None if that cannot be halved."""
     parts = {PARTS[p.name] for p in programs if not fits([p], target)}
-    rows, completions = layout.rows, layout.completions
+    sequences, completions = layout.sequences, layout.completions
     if "update" in parts:
-        rows //= 2
+        sequences //= 2
     if "sampling" in parts:
         completions //= 2
-    if rows < 1 or completions < 1:
+    if sequences < 1 or completions < 1:
         return None
-    return dataclasses.replace(layout, rows=rows, completions=completions)
+    return dataclasses.replace(layout, sequences=sequences, completions=completions)
 
 
 def _power_below(number: int) -> int:

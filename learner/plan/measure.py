@@ -1,7 +1,7 @@
 """Times of a plan's programs, run on the devices at hand with random weights.
 
-What runs is what was compiled. As the predictions assume, every cache is full and every row is of
-the greatest length.
+What runs is what was compiled. As the predictions assume, every cache is full and every sequence is
+of the greatest length.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from learner.devices import sharding
 from learner.plan.programs import Program, abstract_trainer
 from learner.sampling.slots import RUNNING, Sequences
 from learner.training import lora
-from learner.training.packed_rows import PackedRows
+from learner.training.packed_sequences import PackedSequences
 from learner.training.train_state import TrainState, create_train_state
 from learner.training.trainer import GRPOConfig
 
@@ -60,7 +60,7 @@ def measure(
     steps = trainer.sampler.segment_tokens
     seconds = _sampling(run, params, prompt_length, training.max_new_tokens, steps)
     del params, trained
-    batch = jax.device_put(trainer.longest_rows(prompt_length), sharding.batch_sharding(mesh))
+    batch = jax.device_put(trainer.longest_sequences(prompt_length), sharding.batch_sharding(mesh))
     seconds |= _update(run, state, batch, frozen)
     return [dataclasses.replace(p, measured=seconds[p.name]) for p in programs]
 
@@ -90,7 +90,7 @@ def _sampling(
 
 
 def _update(
-    run: dict[str, Any], state: TrainState, batch: PackedRows, frozen: Any
+    run: dict[str, Any], state: TrainState, batch: PackedSequences, frozen: Any
 ) -> dict[str, float]:
     """Seconds of each program of an update."""
     total, scale = _zeros(run["gradients"], 0, 4)
@@ -147,7 +147,7 @@ def _full(
         idle: of the right shapes.
         prompt_length: of every prompt, without its last token.
         max_new_tokens: of every completion at its end.
-        pages: row shards, and pages of each, that of idle slots included.
+        pages: batch shards, and pages of each, that of idle slots included.
         steps: tokens of a segment.
     """
     sequence_slots = idle.pages.shape[1]

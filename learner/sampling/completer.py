@@ -44,10 +44,10 @@ class Completer:
 
     Args:
       model_config: the model.
-      mesh: where parameters and rows live.
+      mesh: where parameters and sequences live.
       tokenizer: of `transformers`, with a chat template.
       sampling: how tokens are chosen; its stop tokens are replaced by the tokenizer's.
-      sampling_rows: rows sampled at a time; bounds the memory of the key/value cache.
+      sampling_slots: completions sampled at a time; bounds the memory of the key/value cache.
       thinking: let the chat template open the model's thinking.
       automaton: which tokens a completion may have; None allows all.
       ending: how completions are finished that a stop token ended before their trigger.
@@ -64,7 +64,7 @@ class Completer:
         mesh: Mesh,
         tokenizer: Any,
         sampling: SamplingParams,
-        sampling_rows: int,
+        sampling_slots: int,
         thinking: bool = False,
         automaton: TokenAutomaton | None = None,
         ending: Ending | None = None,
@@ -81,7 +81,7 @@ class Completer:
                 mesh,
                 sampling,
                 tokens.pad_id(tokenizer),
-                sampling_rows=sampling_rows,
+                sampling_slots=sampling_slots,
                 cache_fraction=cache_fraction,
                 segment_tokens=segment_tokens,
                 vocab_size=min(tokens.vocab_size(tokenizer), model_config.vocab_size),
@@ -103,33 +103,33 @@ class Completer:
     ) -> list[Completion]:
         """`count` completions to each chat: all to the first, then all to the second, ..."""
         prompts, samples = self._sample(params, chats, key, count)
-        rows, truncated = _rows(samples)
+        ids, truncated = _ids(samples)
         if self._ending is None:
-            return self._decode(rows, truncated)
+            return self._decode(ids, truncated)
         trigger = list(self._ending.trigger)
-        early = [i for i, row in enumerate(rows) if not (truncated[i] or _contains(row, trigger))]
+        early = [i for i, one in enumerate(ids) if not (truncated[i] or _contains(one, trigger))]
         for i in early:
-            rows[i] = [*rows[i][:-1], *trigger]
+            ids[i] = [*ids[i][:-1], *trigger]
         if early:
             ends = self._finisher(
                 params,
-                [[*prompts[i // count], *rows[i]] for i in early],
+                [[*prompts[i // count], *ids[i]] for i in early],
                 # Keys depend on the number of the completion, not on which others stopped early.
                 jax.vmap(jax.random.fold_in, (None, 0))(
                     jax.random.fold_in(key, _ENDINGS), np.array(early)
                 ),
                 automaton=self._ending.automaton,
             )
-            for i, row, cut in zip(early, *_rows(ends), strict=True):
-                rows[i], truncated[i] = rows[i] + row, cut
-        return self._decode(rows, truncated)
+            for i, one, cut in zip(early, *_ids(ends), strict=True):
+                ids[i], truncated[i] = ids[i] + one, cut
+        return self._decode(ids, truncated)
 
     def sample(
         self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int = 1
     ) -> tuple[list[list[int]], Samples, list[Completion]]:
         """As `__call__` without `ending`: prompts' token ids, samples, and completions."""
         prompts, samples = self._sample(params, chats, key, count)
-        return prompts, samples, self._decode(*_rows(samples))
+        return prompts, samples, self._decode(*_ids(samples))
 
     def stream(
         self, params: Any, chats: Sequence[Sequence[Message]], keys: jax.Array
@@ -143,14 +143,14 @@ class Completer:
           chats: N of them.
           keys: PRNG keys [N].
         """
-        rows: list[list[int]] = [[] for _ in chats]
+        ids: list[list[int]] = [[] for _ in chats]
         prompts = [self.encode(chat) for chat in chats]
         for chunk in self.sampler.stream(params, prompts, keys):
-            rows[chunk.row][chunk.start :] = chunk.tokens.tolist()  # It may start over.
+            ids[chunk.completion][chunk.start :] = chunk.tokens.tolist()  # It may start over.
             if chunk.finish is not None:
-                row, rows[chunk.row] = rows[chunk.row], []
+                one, ids[chunk.completion] = ids[chunk.completion], []
                 truncated = chunk.finish == FinishReason.LENGTH
-                yield chunk.row, self._completion(row, truncated)
+                yield chunk.completion, self._completion(one, truncated)
 
     def fits(self, chat: Sequence[Message]) -> bool:
         """Whether the model's window holds a chat and the longest completion to it."""
@@ -173,21 +173,21 @@ class Completer:
         keys = jax.random.split(key, len(prompts))
         return prompts, self.sampler(params, prompts, keys, count, automaton=self._automaton)
 
-    def _decode(self, rows: list[list[int]], truncated: list[bool]) -> list[Completion]:
+    def _decode(self, ids: list[list[int]], truncated: list[bool]) -> list[Completion]:
         return distributed.sharded_map(
-            lambda indices: [self._completion(rows[i], truncated[i]) for i in indices], len(rows)
+            lambda indices: [self._completion(ids[i], truncated[i]) for i in indices], len(ids)
         )
 
-    def _completion(self, row: list[int], truncated: bool) -> Completion:
-        text = self._opening + tokens.decode(self._tokenizer, row)
-        return Completion(text, len(row), truncated)
+    def _completion(self, ids: list[int], truncated: bool) -> Completion:
+        text = self._opening + tokens.decode(self._tokenizer, ids)
+        return Completion(text, len(ids), truncated)
 
 
-def _rows(samples: Samples) -> tuple[list[list[int]], list[bool]]:
+def _ids(samples: Samples) -> tuple[list[list[int]], list[bool]]:
     """The tokens of each completion, and whether its budget ended it."""
-    rows = [row[:n].tolist() for row, n in zip(samples.tokens, samples.lengths, strict=True)]
-    return rows, (~samples.stopped).tolist()
+    ids = [one[:n].tolist() for one, n in zip(samples.tokens, samples.lengths, strict=True)]
+    return ids, (~samples.stopped).tolist()
 
 
-def _contains(row: list[int], part: list[int]) -> bool:
-    return any(row[i : i + len(part)] == part for i in range(len(row) - len(part) + 1))
+def _contains(ids: list[int], part: list[int]) -> bool:
+    return any(ids[i : i + len(part)] == part for i in range(len(ids) - len(part) + 1))

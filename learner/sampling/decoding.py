@@ -26,7 +26,7 @@ from learner.decoder.rotary import rope_angles
 class Cache(NamedTuple):
     """Keys and values, one array per layer: of P x C prompts, or of P x G samples' own tokens.
 
-    With a kernel, own tokens are in pages of S tokens, N for each of X row shards, in place of
+    With a kernel, own tokens are in pages of S tokens, N for each of X batch shards, in place of
     P x G: `learner.sampling.pages`.
 
     Keys have their tokens last, so that scores and weighted sums are products of plain matrices:

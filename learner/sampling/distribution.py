@@ -134,9 +134,9 @@ def logprob(logits: Array, token: Array) -> Array:
 
 
 def draw(keys: Array, logits: Array) -> Array:
-    """One token i32[...] per row by inversion of the cumulative distribution.
+    """One token i32[...] per distribution by inversion of the cumulative distribution.
 
-    It takes one random number per row. A Gumbel draw (`jax.random.categorical`) takes V, on a CPU
+    It takes one random number for each. A Gumbel draw (`jax.random.categorical`) takes V, on a CPU
     about as long as a decoding step of a small model. The cumulative sum has two levels, blocks
     and within the block, so that its rounding error grows more slowly than with V. Where the
     vocabulary is split over a mesh, each part has blocks of its own, and only their sums and the
@@ -144,7 +144,7 @@ def draw(keys: Array, logits: Array) -> Array:
 
     Args:
         keys: PRNG keys [...].
-        logits: f32[..., V], some finite in every row.
+        logits: f32[..., V], some finite in each.
     """
     *lead, V = logits.shape
     parts = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
@@ -167,7 +167,8 @@ def _invert(weights: Array, uniform: Array) -> tuple[Array, Array]:
     """The index in weights [..., n] at which the cumulative fraction exceeds uniform in [0, 1).
 
     Also returns how far into that weight the uniform number fell, itself a number in [0, 1).
-    Some weight of every row must be positive; an index whose weight is zero is never returned.
+    Some weight of each distribution must be positive; an index whose weight is zero is never
+    returned.
     """
     ends = jnp.cumsum(weights, axis=-1)
     threshold = (uniform * ends[..., -1])[..., None]

@@ -11,24 +11,24 @@ import numpy as np
 
 from learner.sampling.slots import RUNNING, Sequences
 
-# Page 0 of each row shard: slots without a completion write there.
+# Page 0 of each batch shard: slots without a completion write there.
 _IDLE = 0
 
 
 class Pages:
-    """Hands out the pages of every row shard to the sequences in its slots.
+    """Hands out the pages of every batch shard to the sequences in its slots.
 
     Args:
         groups, sequence_slots: P and G.
-        shards: row shards, each with its part of the groups and pages of its own.
+        shards: batch shards, each with its part of the groups and pages of its own.
         per_sequence: pages of the longest completion; 0 where the cache has none.
         size: tokens of a page.
-        most: the most pages of a row shard. There are fewer if all slots need fewer for the longest
-            completions, and always enough for one such completion.
+        most: the most pages of a batch shard. There are fewer if all slots need fewer for the
+            longest completions, and always enough for one such completion.
 
     Attributes:
         per_sequence, size: as given.
-        count: pages of a row shard, with that of idle slots.
+        count: pages of a batch shard, with that of idle slots.
     """
 
     def __init__(
@@ -106,5 +106,5 @@ class Pages:
         self._held[at] = 0
 
     def _of(self, group: int) -> list[int]:
-        """Free pages of the group's row shard."""
+        """Free pages of the group's batch shard."""
         return self._free[group // self._groups_of_shard]

@@ -10,8 +10,8 @@ holds up one sequence slot, but neither its group nor the batch.
 
 There is no second engine to send weights to. A call decodes with a temporary copy of the
 parameters: unstacked layers in `config.dtype`, on the same devices, arranged as a mesh for
-decoding. An update is fastest if devices split rows (`fsdp`), as it computes on many tokens at a
-time; decoding is fastest if they split the model (`tensor`), as it reads all weights for each
+decoding. An update is fastest if devices split sequences (`fsdp`), as it computes on many tokens at
+a time; decoding is fastest if they split the model (`tensor`), as it reads all weights for each
 token. So decoding folds `fsdp` into `tensor`, as far as heads and the devices of a process allow.
 The copy costs a pass over the weights and, while the call runs, its memory. With several processes,
 each samples its part of the prompts in slots of its own on its own devices
@@ -53,7 +53,7 @@ from learner.sampling.slots import KEY_IMPL, RUNNING, FinishReason, Request, Sch
 from learner.sampling.token_automaton import TokenAutomaton
 from learner.tokens import geometric_bucket, pad_right
 
-# Prompt tokens, padding included, that one row shard prefills at a time; bounds its activations.
+# Prompt tokens, padding included, that one batch shard prefills at a time; bounds its activations.
 _PREFILL_TOKENS = 1 << 14
 
 # The capacity for prompts is a multiple of at least this many tokens.
@@ -70,14 +70,14 @@ class Chunk(NamedTuple):
     """What one segment added to one completion.
 
     Attributes:
-        row: which completion, prompt-major.
+        completion: which one, prompt-major.
         start: tokens it had before.
         tokens: i32[m].
         logprobs: f32[m].
         finish: why it ended with them; None if it goes on.
     """
 
-    row: int
+    completion: int
     start: int
     tokens: np.ndarray
     logprobs: np.ndarray
@@ -85,7 +85,7 @@ class Chunk(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Completions, on the host; N rows, prompt-major. M is `max_new_tokens`.
+    """Completions, on the host; N of them, prompt-major. M is `max_new_tokens`.
 
     Attributes:
         tokens: i32[N, M], the pad id after the end.
@@ -117,17 +117,17 @@ class Sampler:
     Args:
         config: of the model; `config.dtype` is the dtype of decoding, `config.kv_dtype` that of
             the cache.
-        mesh: where the parameters live; rows are split over its `data` and `fsdp` axes.
+        mesh: where the parameters live; sequences are split over its `data` and `fsdp` axes.
         sampling: how to choose tokens, and when to end.
         pad_id: fills prompts and ended completions.
-        sampling_rows: completions that run at a time; bounds the cache. Any number of them may
+        sampling_slots: completions that run at a time; bounds the cache. Any number of them may
             be asked for: the next begins where one has ended.
         cache_fraction: the cache's size where a kernel decodes, as a fraction of what
-            `sampling_rows` completions of `max_new_tokens` need. Below 1, completions may have to
+            `sampling_slots` completions of `max_new_tokens` need. Below 1, completions may have to
             wait, or lose their part of the cache and start over.
         segment_tokens: tokens that the device generates before it returns to the host.
         vocab_size: ids from there on are never sampled (a tokenizer may know fewer ids than the
-            model has rows); None allows all.
+            model has); None allows all.
 
     Raises:
         ValueError: an argument is out of range.
@@ -140,7 +140,7 @@ class Sampler:
         sampling: SamplingParams,
         pad_id: int,
         *,
-        sampling_rows: int = 512,
+        sampling_slots: int = 512,
         cache_fraction: float = 1.0,
         segment_tokens: int = 32,
         vocab_size: int | None = None,
@@ -152,7 +152,7 @@ class Sampler:
             ("vocab_size", limit, 1, config.vocab_size),
             ("pad_id", pad_id, 0, config.vocab_size - 1),
             ("segment_tokens", segment_tokens, 1, math.inf),
-            ("sampling_rows", sampling_rows, sharding.num_row_shards(own_mesh), math.inf),
+            ("sampling_slots", sampling_slots, sharding.num_batch_shards(own_mesh), math.inf),
             ("max_new_tokens", sampling.max_new_tokens, 1, longest),
             *(("stop_token_ids", token, 0, limit - 1) for token in sampling.stop_token_ids),
         ):
@@ -164,7 +164,7 @@ class Sampler:
         self.mesh = mesh
         self.sampling = sampling
         self.pad_id = pad_id
-        self.sampling_rows = sampling_rows
+        self.sampling_slots = sampling_slots
         self.vocab_size = limit
         self.segment_tokens = min(segment_tokens, sampling.max_new_tokens)
         self._cache_fraction = cache_fraction
@@ -172,14 +172,14 @@ class Sampler:
         self._compiled: dict[Any, Future[Callable[..., Any]]] = {}
         self._thread = ThreadPoolExecutor(1)
         # What follows is compiled when it is first called.
-        self._row_shards = sharding.num_row_shards(own_mesh)
+        self._batch_shards = sharding.num_batch_shards(own_mesh)
         self._local_mesh = local_mesh = distributed.local_mesh(own_mesh)
-        self._rows = sharding.batch_sharding(local_mesh)
+        self._split = sharding.batch_sharding(local_mesh)
         per_step = NamedSharding(local_mesh, P(None, sharding.BATCH_AXES))
         slotted = NamedSharding(local_mesh, P(sharding.BATCH_AXES, None, "tensor"))
         self.prepare = jax.jit(
             functools.partial(decoding.decoding_params, config=config),
-            out_shardings=_whole_rows(config, own_mesh),
+            out_shardings=_whole_weights(config, own_mesh),
         )
         empty = functools.partial(decoding.empty_cache, config)
         self.new_cache = jax.jit(empty, static_argnums=(0, 1), out_shardings=slotted)
@@ -198,7 +198,7 @@ class Sampler:
                 steps=self.segment_tokens,
             ),
             donate_argnums=2,
-            out_shardings=(slotted, self._rows, per_step, per_step),
+            out_shardings=(slotted, self._split, per_step, per_step),
         )
 
     def __call__(
@@ -228,7 +228,7 @@ class Sampler:
                 1..max_new_tokens; None is max_new_tokens for all.
 
         Returns:
-            len(prompts) * num_samples rows: all samples of prompt 0, then of prompt 1, ...
+            len(prompts) * num_samples completions: all samples of prompt 0, then of prompt 1, ...
 
         Raises:
             ValueError: a prompt is empty, has an id outside the vocabulary, or is too long for
@@ -251,19 +251,19 @@ class Sampler:
         decoding_copy = self._decoding_copy(params)
 
         def sample(indices: np.ndarray) -> Samples:
-            """Fills the rows of these prompts, and returns them."""
-            rows = slice(indices[0] * num_samples, (indices[-1] + 1) * num_samples)
-            mine = Samples._make(array[rows] for array in samples)
+            """Fills in the completions to these prompts, and returns them."""
+            here = slice(indices[0] * num_samples, (indices[-1] + 1) * num_samples)
+            mine = Samples._make(array[here] for array in samples)
             own = [requests[i] for i in indices]
-            for row, start, tokens, logprobs, finish in self._run(decoding_copy, own, automaton):
+            for i, start, tokens, logprobs, finish in self._run(decoding_copy, own, automaton):
                 end = start + len(tokens)
-                if start < mine.lengths[row]:  # It began again.
-                    mine.tokens[row], mine.logprobs[row] = self.pad_id, 0
-                    mine.lost[row] += mine.lengths[row] - start
-                mine.tokens[row, start:end] = tokens
-                mine.logprobs[row, start:end] = logprobs
-                mine.lengths[row] = end
-                mine.finish[row] = RUNNING if finish is None else finish
+                if start < mine.lengths[i]:  # It began again.
+                    mine.tokens[i], mine.logprobs[i] = self.pad_id, 0
+                    mine.lost[i] += mine.lengths[i] - start
+                mine.tokens[i, start:end] = tokens
+                mine.logprobs[i, start:end] = logprobs
+                mine.lengths[i] = end
+                mine.finish[i] = RUNNING if finish is None else finish
             return mine
 
         return distributed.sharded_map(sample, len(prompts))
@@ -299,14 +299,14 @@ class Sampler:
         smaller = self.capacities[:-1]
         groups, sequence_slots, prompt_slots = counts = self._slots(num_prompts, num_samples)
         pages = self._pages(groups, sequence_slots)
-        batch = self._padded_rows(min(groups, self._prefill_rows(capacity)))
+        batch = self._padded(min(groups, self._prefill_size(capacity)))
 
-        def rows() -> Any:
+        def prefilled() -> Any:
             ids = jnp.zeros(batch, jnp.int32)
             idle = Sequences.idle(*counts, pages.per_sequence)
             return (jnp.zeros((batch, capacity), jnp.int32), ids), idle
 
-        prompts, state = jax.jit(rows, out_shardings=self._rows).eval_shape()
+        prompts, state = jax.jit(prefilled, out_shardings=self._split).eval_shape()
         prompt_cache = self.new_cache.eval_shape((groups, prompt_slots), capacity)
         cache = self.new_cache.eval_shape(*self._cache_shape(pages, (groups, sequence_slots)))
         whole = self.prepare.eval_shape(params)
@@ -328,7 +328,7 @@ class Sampler:
         """Tokens of a completion that a cache may hold; decoding is compiled for each in use."""
         longest = self.sampling.max_new_tokens
         if self._has_kernel:
-            pages = self._pages(self._row_shards, 1)
+            pages = self._pages(self._batch_shards, 1)
             return [pages.per_sequence * pages.size]
         return sorted({self._own_capacity(n + 1) for n in range(longest)})
 
@@ -389,13 +389,13 @@ class Sampler:
                 cache = self.resize(cache, wanted)
             refill = max(1, int(_REFILL_FRACTION * running.size))
             floor = max(0, int(running.sum()) - refill) if schedule.waits else 0
-            rows, starts = schedule.rows(state), state.counts
+            completions, starts = schedule.completions(state), state.counts
             with sharding.use(self._local_mesh):
                 cache, *out = segment()(
                     params,
                     prompt_cache,
                     cache,
-                    jax.device_put(state, self._rows),
+                    jax.device_put(state, self._split),
                     automaton,
                     np.int32(floor),
                 )
@@ -406,7 +406,7 @@ class Sampler:
                 start, end = int(starts[at]), int(state.counts[at])
                 finish = int(state.finish[at])
                 yield Chunk(
-                    row=int(rows[at]),
+                    completion=int(completions[at]),
                     start=start,
                     tokens=tokens[: end - start, *at],
                     logprobs=logprobs[: end - start, *at],
@@ -426,7 +426,7 @@ class Sampler:
             return lambda: self.segment
         args = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-            (params, prompts, jax.device_put(state, self._rows), automaton),
+            (params, prompts, jax.device_put(state, self._split), automaton),
         )
         cache = self.new_cache.eval_shape(*self._cache_shape(pages, state.last.shape))
         floor = jax.ShapeDtypeStruct((), jnp.int32)
@@ -447,28 +447,28 @@ class Sampler:
         places = list(prompts)
         while places:
             capacity = _capacity(max(len(prompts[slot]) for slot in places))
-            largest = self._prefill_rows(capacity)
+            largest = self._prefill_size(capacity)
             batch, places = places[:largest], places[largest:]
-            size = self._padded_rows(len(batch))
+            size = self._padded(len(batch))
             padded = [prompts[slot][:-1] for slot in batch] + [[]] * (size - len(batch))
             tokens = pad_right(padded, capacity, self.pad_id)
             beyond = math.prod(cache.keys[0].shape[:2])
             at = np.full(size, beyond, np.int32)  # Padding lies there and is dropped.
             at[: len(batch)] = batch
             with sharding.use(self._local_mesh):
-                rows = jax.device_put((tokens, at), self._rows)
-                cache = self.prefill(params, cache, *rows)
+                placed = jax.device_put((tokens, at), self._split)
+                cache = self.prefill(params, cache, *placed)
         return cache
 
-    def _padded_rows(self, count: int) -> int:
+    def _padded(self, count: int) -> int:
         """So many prompts, padded to a power of two on each shard."""
-        shards = sharding.num_row_shards(self._local_mesh)
+        shards = sharding.num_batch_shards(self._local_mesh)
         return shards << max(0, -(-count // shards) - 1).bit_length()
 
-    def _prefill_rows(self, capacity: int) -> int:
+    def _prefill_size(self, capacity: int) -> int:
         """Prompts that are prefilled at a time with this capacity, a power of two on each shard."""
         per_shard = 1 << max(0, (_PREFILL_TOKENS // capacity).bit_length() - 1)
-        return per_shard * sharding.num_row_shards(self._local_mesh)
+        return per_shard * sharding.num_batch_shards(self._local_mesh)
 
     def _requests(
         self,
@@ -506,8 +506,8 @@ class Sampler:
         if wrong.size:
             raise ValueError(f"budgets={budgets[wrong[0]]}: allowed are integers from 1 to {M}")
         key_data = np.asarray(jax.random.key_data(keys))
-        rows = budgets.astype(np.int32).reshape(-1, num_samples)
-        return [Request(*each) for each in zip(prompts, key_data, rows, strict=True)]
+        of_prompts = budgets.astype(np.int32).reshape(-1, num_samples)
+        return [Request(*each) for each in zip(prompts, key_data, of_prompts, strict=True)]
 
     def _automaton(self, automaton: TokenAutomaton | None = None) -> TokenAutomaton | None:
         """The automaton behind the thinking budget, its tokens checked."""
@@ -540,9 +540,9 @@ class Sampler:
         else:
             size = min(_PAGE, -(-longest // LANES) * LANES)
         per_sequence = -(-longest // size) if self._has_kernel else 0
-        shards = sharding.num_row_shards(self._local_mesh)
+        shards = sharding.num_batch_shards(self._local_mesh)
         most = math.ceil(
-            self._cache_fraction * per_sequence * (self.sampling_rows // self._row_shards)
+            self._cache_fraction * per_sequence * (self.sampling_slots // self._batch_shards)
         )
         return Pages(groups, sequence_slots, shards, per_sequence, size, most)
 
@@ -551,13 +551,13 @@ class Sampler:
     ) -> tuple[tuple[int, int], int]:
         """What `new_cache` takes for the own tokens of completions; `tokens` None for the most."""
         if pages.per_sequence:
-            return (sharding.num_row_shards(self._local_mesh), pages.count), pages.size
+            return (sharding.num_batch_shards(self._local_mesh), pages.count), pages.size
         return slots, self._own_capacity(tokens or self.sampling.max_new_tokens)
 
     def _slots(self, num_prompts: int, num_samples: int) -> tuple[int, int, int]:
         """`slot_counts` of this process in a call, for its prompts."""
-        shards = sharding.num_row_shards(self._local_mesh)
-        per_shard = self.sampling_rows // self._row_shards
+        shards = sharding.num_batch_shards(self._local_mesh)
+        per_shard = self.sampling_slots // self._batch_shards
         return slots.slot_counts(num_prompts, num_samples, shards, per_shard)
 
 
@@ -575,7 +575,7 @@ def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
     return mesh
 
 
-def _whole_rows(config: DecoderConfig, mesh: Mesh) -> Params:
+def _whole_weights(config: DecoderConfig, mesh: Mesh) -> Params:
     """Shardings of the decoding parameters: whole on every `fsdp` device, split over `tensor`.
 
     Decoding reads all weights at every step; gathering them once is far cheaper than at each.

@@ -127,7 +127,7 @@ class Schedule:
         following = bool((self._next < self._num_samples).any())
         return bool(self._waiting) or following or any(self._again)
 
-    def rows(self, state: Sequences) -> np.ndarray:
+    def completions(self, state: Sequences) -> np.ndarray:
         """i64[P, G], number of the completion running in each sequence slot, prompt-major."""
         owners = np.take_along_axis(self._owners, state.parents, axis=1)
         return owners * self._num_samples + state.samples
@@ -276,7 +276,7 @@ def slot_counts(
     Args:
         num_prompts: of the call.
         num_samples: completions to each.
-        shards: row shards.
+        shards: batch shards.
         per_shard: completions that one of them runs at a time.
     """
     needed = -(-num_prompts // shards)

@@ -1,6 +1,6 @@
 """Group relative policy optimisation as pure functions of arrays.
 
-P prompts with G sampled completions each are N = P * G rows; a completion takes at most M tokens.
+P prompts with G sampled completions each are N = P * G completions; one takes at most M tokens.
 Every normaliser is turned into one array of token weights that is computed over the whole global
 batch (`token_weights`). The objective is then a weighted sum, so neither micro-batching nor
 sharding can change it.
@@ -97,13 +97,13 @@ class ObjectiveConfig:
 
 
 def merge_sums(a: Sums, b: Sums) -> Sums:
-    """The sums of two disjoint sets of rows together; `_min` and `_max` end names of extremes."""
+    """The sums of two disjoint sets of completions; `_min` and `_max` end names of extremes."""
     how = {"_min": jnp.minimum, "_max": jnp.maximum}
     return {name: how.get(name[-4:], jnp.add)(a[name], b[name]) for name in a}
 
 
 def no_sums(names: Iterable[str]) -> Sums:
-    """The identity of `merge_sums`: the sums of no rows, each f32[].
+    """The identity of `merge_sums`: the sums of no completions, each f32[].
 
     Args:
       names: of the sums.
@@ -165,9 +165,9 @@ def token_weights(
     """The weight of every token in the loss, from the mask of the WHOLE global batch.
 
     With m the mask, "token": m / sum(m) (DAPO, arXiv 2503.14476, equation 8). "sequence":
-    m_i / (sum(m_i) * rows) (DeepSeekMath, arXiv 2402.03300, equation 3). "constant":
-    m / (rows * constant_length) (Dr. GRPO, arXiv 2503.20783). Rows without any token are not
-    counted as rows.
+    m_i / (sum(m_i) * completions) (DeepSeekMath, arXiv 2402.03300, equation 3). "constant":
+    m / (completions * constant_length) (Dr. GRPO, arXiv 2503.20783). Completions without any token
+    are not counted.
 
     Args:
       mask: bool[N, M].
@@ -179,12 +179,12 @@ def token_weights(
     chex.assert_rank(mask, 2)
     mask_float = mask.astype(jnp.float32)
     lengths = jnp.sum(mask_float, axis=1)
-    rows = jnp.maximum(jnp.sum(lengths > 0), 1)
+    count = jnp.maximum(jnp.sum(lengths > 0), 1)
     if normalization == "token":
         return mask_float / jnp.maximum(jnp.sum(lengths), 1.0)
     if normalization == "sequence":
-        return mask_float / (jnp.maximum(lengths, 1.0)[:, None] * rows)
-    return mask_float / (rows * constant_length)
+        return mask_float / (jnp.maximum(lengths, 1.0)[:, None] * count)
+    return mask_float / (count * constant_length)
 
 
 def k3(log_ratio: jax.Array) -> jax.Array:
@@ -203,10 +203,10 @@ def _sums(values: jax.Array, completions: jax.Array | None) -> jax.Array:
         return jnp.broadcast_to(total, values.shape)
     flat, size = completions.reshape(-1, completions.shape[-1]), completions.shape[-1]
 
-    def row(values: jax.Array, numbers: jax.Array) -> jax.Array:
+    def of_sequence(values: jax.Array, numbers: jax.Array) -> jax.Array:
         return jax.ops.segment_sum(values, numbers, num_segments=size + 1)[numbers]
 
-    return jax.vmap(row)(values.reshape(flat.shape), flat).reshape(values.shape)
+    return jax.vmap(of_sequence)(values.reshape(flat.shape), flat).reshape(values.shape)
 
 
 def _importance_weights(

@@ -13,10 +13,10 @@ from learner.training.train_state import OptimizerConfig
 
 DegenerateGroups = Literal["drop", "resample", "keep"]
 
-# Longest rows are multiples of a tile of the attention kernel of TPUs, of few lengths.
+# Longest sequences are multiples of a tile of the attention kernel of TPUs, of few lengths.
 _TILE, _LENGTHS = 128, 8
-# At most a third of a full row is a prompt, where completions are short.
-_PROMPTS_PER_ROW = 3
+# At most a third of a full sequence is a prompt, where completions are short.
+_PROMPTS_PER_SEQUENCE = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +31,19 @@ class GRPOConfig:
       updates_per_step: optimizer updates on the completions of one step, each on its part of the
         groups, so every completion is used once (unlike mu in DeepSeekMath, arXiv 2402.03300, which
         counts passes over all of them). 1 is strictly on-policy.
-      micro_batch_rows: most rows that go through the model at once, of the length that holds the
-        longest completion with its prompt; a multiple of data * fsdp of the mesh. Rows hold
-        completions to several prompts (`row_shapes`). It changes memory and speed, never the
-        result.
+      micro_batch_size: most sequences that go through the model at once, of the length that holds
+        the longest completion with its prompt; a multiple of data * fsdp of the mesh. Sequences
+        hold completions to several prompts (`sequence_shapes`). It changes memory and speed, never
+        the result.
       max_new_tokens: budget of a completion, stop token included.
       thinking_tokens: above 0 the chat template opens the model's thinking, which counts as
         completion. After so many tokens of it a text of Qwen3's own ends it, which is left out of
         the loss; `max_new_tokens` or more sets no limit.
-      sampling_rows: completions sampled at a time, at least one for each row shard of the mesh;
+      sampling_slots: completions sampled at a time, at least one for each batch shard of the mesh;
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
-      cache_fraction: the cache's size where a kernel decodes, as a fraction of what `sampling_rows`
-        completions of `max_new_tokens` need. A value below 1 suits completions that are on average
+      cache_fraction: the cache's size where a kernel decodes, as a fraction of what
+        `sampling_slots` completions of `max_new_tokens` need. A value below 1 suits completions
+        that are on average
         much shorter than that: where the cache is full, the shortest start over later; the log
         counts their tokens as `completion_tokens_lost`. Many do if the fraction is below the mean
         length divided by `max_new_tokens`. It changes memory and speed, never the result.
@@ -71,10 +72,10 @@ class GRPOConfig:
     group_size: int = 8
     epochs: float = 1.0
     updates_per_step: int = 1
-    micro_batch_rows: int = 8
+    micro_batch_size: int = 8
     max_new_tokens: int = 1024
     thinking_tokens: int = 0
-    sampling_rows: int = 512
+    sampling_slots: int = 512
     cache_fraction: float = 1.0
     temperature: float = 1.0
     objective: grpo.ObjectiveConfig = dataclasses.field(default_factory=grpo.ObjectiveConfig)
@@ -92,10 +93,10 @@ class GRPOConfig:
             prompts_per_step=1,
             group_size=2,
             updates_per_step=1,
-            micro_batch_rows=1,
+            micro_batch_size=1,
             max_new_tokens=1,
             thinking_tokens=0,
-            sampling_rows=1,
+            sampling_slots=1,
             max_resamples=1,
         )
         checks.positive(self, "epochs", "temperature", "cache_fraction")
@@ -144,20 +145,20 @@ class GRPOConfig:
         prompts = self.prompts_per_step * self.candidates
         return math.ceil(self.epochs * num_prompts / prompts - 1e-9)
 
-    def row_shapes(self, longest_prompt: int, shards: int) -> list[packing.Shape]:
-        """Rows and tokens of micro-batches: at most four shapes, each compiled once.
+    def sequence_shapes(self, longest_prompt: int, shards: int) -> list[packing.Shape]:
+        """Sequences and tokens of micro-batches: at most four shapes, each compiled once.
 
         The same for all steps whose longest prompts are alike.
 
         Args:
           longest_prompt: tokens of the longest prompt of a step.
-          shards: over which rows are split.
+          shards: over which sequences are split.
         """
         prompts = min(
-            _PROMPTS_PER_ROW * longest_prompt,
+            _PROMPTS_PER_SEQUENCE * longest_prompt,
             longest_prompt + self.group_size * self.max_new_tokens,
         )
         length = max(longest_prompt + self.max_new_tokens, prompts)
         length = tokens.geometric_bucket(length, _TILE, _LENGTHS)
         completions = self.prompts_per_step * self.group_size // self.updates_per_step
-        return packing.shapes(self.micro_batch_rows, shards, length, completions)
+        return packing.shapes(self.micro_batch_size, shards, length, completions)

@@ -12,7 +12,7 @@ from learner import tokens
 from learner.chat import Completion
 from learner.training import grpo
 
-# The arrays with a row for each completion.
+# The arrays with one entry for each completion.
 _OF_COMPLETIONS = ("tokens", "logprobs", "lengths", "lost", "truncated", "rewards")
 
 
@@ -81,12 +81,12 @@ class Rollout:
 
     def take(self, prompts: np.ndarray) -> "Rollout":
         """The groups of the given prompts (i64[K]), in that order."""
-        rows = (prompts[:, None] * self.group_size + np.arange(self.group_size)).reshape(-1)
+        own = (prompts[:, None] * self.group_size + np.arange(self.group_size)).reshape(-1)
         return Rollout(
             indices=self.indices[prompts],
             prompts=[self.prompts[int(i)] for i in prompts],
-            completions=[self.completions[int(i)] for i in rows],
-            **{name: getattr(self, name)[rows] for name in _OF_COMPLETIONS},
+            completions=[self.completions[int(i)] for i in own],
+            **{name: getattr(self, name)[own] for name in _OF_COMPLETIONS},
         )
 
     @classmethod

@@ -15,12 +15,12 @@ from learner.chat import Message
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.training import grpo, lora
-from learner.training.completion_rows import MicroBatch, completion_logprobs, pack_rows
+from learner.training.micro_batch import MicroBatch, completion_logprobs, pack_sequences
 from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState, abstract_train_state
 from learner.training.update import Updater, check
 
-# Lengths of rows from a power of two to the next.
+# Lengths of sequences from a power of two to the next.
 _LENGTHS = 8
 
 # Prompts share their beginning if that leaves at most so much of the tokens: packing has a cost.
@@ -32,12 +32,12 @@ class SFTConfig:
     """How a policy is trained on given completions.
 
     Attributes:
-      batch_rows: examples in one step.
-      micro_batch_rows: examples that go through the model at once; a multiple of data * fsdp of the
+      batch_size: examples in one step.
+      micro_batch_size: examples that go through the model at once; a multiple of data * fsdp of the
         mesh. It changes memory and speed, never the result.
-      length_multiple: rows are padded to a multiple of this many tokens, long ones to fewer
-        lengths, by an eighth at most; each length that occurs is compiled once. Rows are sorted by
-        length first.
+      length_multiple: sequences are padded to a multiple of this many tokens, long ones to fewer
+        lengths, by an eighth at most; each length that occurs is compiled once. Sequences are
+        sorted by length first.
       max_completion_tokens: the longest allowed completion, stop token included.
       optimizer: the optimizer.
 
@@ -45,8 +45,8 @@ class SFTConfig:
       ValueError: a field is out of its range.
     """
 
-    batch_rows: int = 64
-    micro_batch_rows: int = 8
+    batch_size: int = 64
+    micro_batch_size: int = 8
     length_multiple: int = 32
     max_completion_tokens: int = 1024
     optimizer: OptimizerConfig = dataclasses.field(
@@ -55,7 +55,7 @@ class SFTConfig:
 
     def __post_init__(self) -> None:
         checks.integers(
-            self, batch_rows=1, micro_batch_rows=1, length_multiple=1, max_completion_tokens=1
+            self, batch_size=1, micro_batch_size=1, length_multiple=1, max_completion_tokens=1
         )
 
 
@@ -94,12 +94,12 @@ def encode_example(tokenizer: Any, messages: Sequence[Message], completion: str)
 
 
 def make_batch(
-    examples: Sequence[Example], config: SFTConfig, pad_id: int, row_shards: int = 1
+    examples: Sequence[Example], config: SFTConfig, pad_id: int, batch_shards: int = 1
 ) -> list[MicroBatch]:
     """The examples of one step as NumPy arrays of fixed shapes, sorted by length.
 
-    A row is one example. But if all prompts begin alike for long enough, the examples of a
-    micro-batch fill one row for each of `row_shards`, where they share that beginning.
+    A sequence is one example. But if all prompts begin alike for long enough, the examples of a
+    micro-batch fill one sequence for each of `batch_shards`, where they share that beginning.
 
     Raises:
       ValueError: there are none, or a completion is longer than `max_completion_tokens`.
@@ -113,25 +113,25 @@ def make_batch(
         )
     ordered = sorted(examples, key=lambda example: len(example.prompt) + len(example.completion))
     batches = []
-    for first in range(0, len(ordered), config.micro_batch_rows):
-        chosen = ordered[first : first + config.micro_batch_rows]
-        rows = _shared_rows(chosen, config, pad_id, row_shards)
-        if rows is None:
+    for first in range(0, len(ordered), config.micro_batch_size):
+        chosen = ordered[first : first + config.micro_batch_size]
+        batch = _behind_shared(chosen, config, pad_id, batch_shards)
+        if batch is None:
             length = _bucket(len(chosen[-1].prompt) + len(chosen[-1].completion), config)
-            rows = pack_rows(
+            batch = pack_sequences(
                 [example.prompt for example in chosen],
                 [[example.completion] for example in chosen],
-                config.micro_batch_rows,
+                config.micro_batch_size,
                 1,
                 length,
                 pad_id,
                 length,
             )
-        window = np.arange(min(config.max_completion_tokens, rows.tokens.shape[1]))
-        predicted = rows.completion_lengths - (0 if rows.given is None else rows.given)
+        window = np.arange(min(config.max_completion_tokens, batch.tokens.shape[1]))
+        predicted = batch.completion_lengths - (0 if batch.given is None else batch.given)
         mask = window < predicted[:, :, None]
         weights = mask.astype(np.float32) / np.float32(sum(lengths))
-        batches.append(dataclasses.replace(rows, weights=weights))
+        batches.append(dataclasses.replace(batch, weights=weights))
     return batches
 
 
@@ -139,10 +139,10 @@ def _bucket(length: int, config: SFTConfig) -> int:
     return tokens.geometric_bucket(length, config.length_multiple, _LENGTHS)
 
 
-def _shared_rows(
-    examples: Sequence[Example], config: SFTConfig, pad_id: int, rows: int
+def _behind_shared(
+    examples: Sequence[Example], config: SFTConfig, pad_id: int, sequences: int
 ) -> MicroBatch | None:
-    """Rows of examples behind the beginning of their prompts; None if that saves too little.
+    """Sequences of examples behind the beginning of their prompts; None if that saves too little.
 
     Args:
       examples: sorted by length.
@@ -150,20 +150,20 @@ def _shared_rows(
     prompts = [example.prompt for example in examples]
     alike = [a == b for a, b in zip(min(prompts), max(prompts), strict=False)]  # As all between.
     shared = (*alike, False).index(False)
-    parts = [examples[i::rows] for i in range(min(rows, len(examples)))]
+    parts = [examples[i::sequences] for i in range(min(sequences, len(examples)))]
     own = [sum(len(e.prompt) + len(e.completion) - shared for e in part) for part in parts]
     length = _bucket(shared + max(own), config)
     apart = _bucket(len(examples[-1].prompt) + len(examples[-1].completion), config)
-    if not shared or rows * length > _WORTH_SHARING * config.micro_batch_rows * apart:
+    if not shared or sequences * length > _WORTH_SHARING * config.micro_batch_size * apart:
         return None
-    width = config.micro_batch_rows // rows
-    given = np.zeros((rows, width), np.int32)
+    width = config.micro_batch_size // sequences
+    given = np.zeros((sequences, width), np.int32)
     for i, part in enumerate(parts):
         given[i, : len(part)] = [len(example.prompt) - shared for example in part]
-    packed = pack_rows(
+    packed = pack_sequences(
         [part[0].prompt[:shared] for part in parts],
         [[e.prompt[shared:] + e.completion for e in part] for part in parts],
-        rows,
+        sequences,
         width,
         length,
         pad_id,
@@ -178,12 +178,12 @@ class SFTTrainer:
 
     Args:
       mesh: of `sharding.make_mesh`.
-      pad_id: fills rows.
+      pad_id: fills sequences.
       adapters: if their rank is not 0, they are trained in place of all parameters.
       frozen_params: the parameters that adapters adapt; None without adapters.
 
     Raises:
-      ValueError: `micro_batch_rows` does not divide over the mesh, or `frozen_params` is missing or
+      ValueError: `micro_batch_size` does not divide over the mesh, or `frozen_params` is missing or
         not wanted.
     """
 
@@ -196,7 +196,7 @@ class SFTTrainer:
         adapters: lora.LoraConfig | None = None,
         frozen_params: Any = None,
     ) -> None:
-        sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
+        sharding.check_batch_size("micro_batch_size", config.micro_batch_size, mesh)
         adapters = adapters or lora.LoraConfig()
         if (adapters.rank > 0) != (frozen_params is not None):
             raise ValueError(
@@ -205,7 +205,7 @@ class SFTTrainer:
             )
         self.config = config
         self._pad_id = pad_id
-        self._row_shards = sharding.num_row_shards(mesh)
+        self._batch_shards = sharding.num_batch_shards(mesh)
         self._adapters = adapters
         self._frozen = frozen_params
 
@@ -246,7 +246,7 @@ class SFTTrainer:
     ) -> Iterator[SFTStep]:
         """Steps `start_step` to `num_steps` - 1 over shuffled passes; see `GRPOTrainer.run`."""
         for step in range(start_step, num_steps):
-            indices = prompt_indices(key, step, self.config.batch_rows, len(examples))
+            indices = prompt_indices(key, step, self.config.batch_size, len(examples))
             result = self.step(state, [examples[int(i)] for i in indices], step)
             state = result.state
             yield result
@@ -256,14 +256,14 @@ class SFTTrainer:
 
         Args:
           state: donated.
-          examples: any number; few different numbers of rows and lengths compile less often.
+          examples: any number; few different numbers of sequences and lengths compile less often.
           step: named in errors only.
 
         Raises:
           NonFiniteError: loss, gradient or a parameter was NaN or infinite.
         """
         begin = time.perf_counter()
-        batches = make_batch(examples, self.config, self._pad_id, self._row_shards)
+        batches = make_batch(examples, self.config, self._pad_id, self._batch_shards)
         state, result = self._update(state, batches, self._frozen)
         result = jax.device_get(result)
         means = grpo.token_means(result.sums)

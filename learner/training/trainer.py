@@ -32,7 +32,7 @@ from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
 from learner.training.curriculum import PromptScores, replay_indices
 from learner.training.grpo_config import GRPOConfig as GRPOConfig
-from learner.training.packed_rows import PackedRows, micro_batches, packed_logprobs
+from learner.training.packed_sequences import PackedSequences, micro_batches, packed_logprobs
 from learner.training.packing import Shape
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, Task, prompt_indices
@@ -93,7 +93,7 @@ class GRPOTrainer:
       sampler: of completions.
 
     Raises:
-      ValueError: `micro_batch_rows` does not divide over the mesh, or `frozen_params` are missing
+      ValueError: `micro_batch_size` does not divide over the mesh, or `frozen_params` are missing
         or of no use.
     """
 
@@ -105,7 +105,7 @@ class GRPOTrainer:
         tokenizer: Any,
         frozen_params: Any = None,
     ) -> None:
-        sharding.check_rows("micro_batch_rows", config.micro_batch_rows, mesh)
+        sharding.check_batch_size("micro_batch_size", config.micro_batch_size, mesh)
         kl_coef, rank = config.objective.kl_coef, config.lora.rank
         if (kl_coef > 0 or rank > 0) != (frozen_params is not None):
             raise ValueError(
@@ -130,7 +130,7 @@ class GRPOTrainer:
                 max_new_tokens=config.max_new_tokens,
                 thinking=self._thinking,
             ),
-            config.sampling_rows,
+            config.sampling_slots,
             config.thinking_tokens > 0,
             cache_fraction=config.cache_fraction,
         )
@@ -140,7 +140,7 @@ class GRPOTrainer:
         corrected = objective.importance_correction != "none"
         self._needs_old = corrected and config.updates_per_step > 1
 
-        def forward(params: Any, batch: PackedRows) -> tuple[jax.Array, jax.Array]:
+        def forward(params: Any, batch: PackedSequences) -> tuple[jax.Array, jax.Array]:
             return packed_logprobs(
                 params,
                 model_config,
@@ -150,7 +150,7 @@ class GRPOTrainer:
                 entropy_gradient=objective.entropy_coef > 0,
             )
 
-        def loss(params: Any, batch: PackedRows, frozen: Any) -> Any:
+        def loss(params: Any, batch: PackedSequences, frozen: Any) -> Any:
             policy = lora.attach(frozen, params, config.lora) if rank else params
             logprobs, entropies = forward(policy, batch)
             reference_logprobs = forward(frozen, batch)[0] if kl_coef > 0 else None
@@ -175,13 +175,13 @@ class GRPOTrainer:
         self._advantages = jax.jit(
             lambda rewards: grpo.group_advantages(rewards, objective.advantage_normalization)
         )
-        rows = sharding.batch_sharding(mesh)
-        self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=rows)
+        split = sharding.batch_sharding(mesh)
+        self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=split)
         self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
         self._update = Updater(loss, self._abstract, config.optimizer, mesh, model_config.dtype)
         # On TPUs, with a folder that keeps compiled programs, an update compiles for all shapes of
-        # rows while the first completions are sampled. On a CPU, compiling would take the cores
-        # that sample; on a GPU, it tries kernels out in the memory that sampling fills.
+        # sequences while the first completions are sampled. On a CPU, compiling would take the
+        # cores that sample; on a GPU, it tries kernels out in the memory that sampling fills.
         self._compiles_ahead = jax.default_backend() == "tpu"
         self._ahead: futures.Future[None] | None = None
 
@@ -359,37 +359,37 @@ class GRPOTrainer:
         }
 
     def lower_update(self, prompt_length: int) -> dict[str, jax.stages.Lowered]:
-        """The programs of an update with the longest rows, ready to compile without any arrays.
+        """The programs of an update with the longest sequences, ready to compile without arrays.
 
         `frozen_params` of the trainer may be `jax.ShapeDtypeStruct`s with shardings here.
 
         Args:
           prompt_length: tokens of the longest prompt.
         """
-        return self._lower_update(self._row_shapes(prompt_length)[0])
+        return self._lower_update(self._sequence_shapes(prompt_length)[0])
 
-    def longest_rows(self, prompt_length: int) -> PackedRows:
-        """A full micro-batch of the longest rows, each with one completion of the longest.
+    def longest_sequences(self, prompt_length: int) -> PackedSequences:
+        """A full micro-batch of the longest sequences, each with one completion of the longest.
 
         All tokens are 0, weights and advantages 1.
         """
-        batch = self._empty_rows(self._row_shapes(prompt_length)[0])
+        batch = self._empty_sequences(self._sequence_shapes(prompt_length)[0])
         completion = np.zeros(self.config.max_new_tokens, np.int32)
-        for row in range(len(batch.tokens)):
-            _, (there,) = batch.add(row, 0, [0] * prompt_length, [completion])
-            batch.weights[row, there] = batch.advantages[row, there] = 1
+        for sequence in range(len(batch.tokens)):
+            _, (there,) = batch.add(sequence, 0, [0] * prompt_length, [completion])
+            batch.weights[sequence, there] = batch.advantages[sequence, there] = 1
         return batch
 
-    def _row_shapes(self, longest_prompt: int) -> list[Shape]:
-        return self.config.row_shapes(longest_prompt, sharding.num_row_shards(self._mesh))
+    def _sequence_shapes(self, longest_prompt: int) -> list[Shape]:
+        return self.config.sequence_shapes(longest_prompt, sharding.num_batch_shards(self._mesh))
 
-    def _empty_rows(self, shape: Shape) -> PackedRows:
-        batch = PackedRows.empty(*shape, self._pad_id)
+    def _empty_sequences(self, shape: Shape) -> PackedSequences:
+        batch = PackedSequences.empty(*shape, self._pad_id)
         old = np.zeros_like(batch.weights) if self._needs_old else None
         return dataclasses.replace(batch, old_logprobs=old)
 
     def _lower_update(self, shape: Shape) -> dict[str, jax.stages.Lowered]:
-        return self._update.lower(self._abstract, self._empty_rows(shape), self._frozen)
+        return self._update.lower(self._abstract, self._empty_sequences(shape), self._frozen)
 
     def _draw(
         self,
@@ -456,12 +456,13 @@ class GRPOTrainer:
         sampled = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
         if self._thinking is not None:  # The model did not choose tokens that are forced.
             sampled &= ~self._thinking.forced(batch.tokens)
-        update_of_row = np.arange(len(keep)) // config.group_size % config.updates_per_step
+        update_of_completion = np.arange(len(keep)) // config.group_size % config.updates_per_step
         parts = [
-            np.flatnonzero(keep & (update_of_row == u)) for u in range(config.updates_per_step)
+            np.flatnonzero(keep & (update_of_completion == u))
+            for u in range(config.updates_per_step)
         ]
         work: list[Any] = []
-        shapes = self._row_shapes(max(map(len, batch.prompts)))
+        shapes = self._sequence_shapes(max(map(len, batch.prompts)))
         shared = shares_prompts(self._model_config)
         for chosen in filter(len, parts):
             # Over all N completions, with those left out empty, so that one shape is compiled.
@@ -498,10 +499,10 @@ class GRPOTrainer:
         return keep & ~batch.truncated if self.config.mask_truncated else keep
 
     def _compile_ahead(self, prompt_length: int) -> None:
-        """Begins to compile an update for all shapes of rows, for JAX's persistent cache."""
+        """Begins to compile an update for all shapes of sequences, for JAX's persistent cache."""
 
         def compiled() -> None:
-            for number, shape in enumerate(self._row_shapes(prompt_length)):
+            for number, shape in enumerate(self._sequence_shapes(prompt_length)):
                 lowered = self._lower_update(shape)
                 lowered["gradients"].compile()
                 if not number:
@@ -509,7 +510,7 @@ class GRPOTrainer:
 
         self._ahead = futures.ThreadPoolExecutor(1).submit(compiled)
 
-    def _with_old(self, params: Any, batch: PackedRows) -> PackedRows:
+    def _with_old(self, params: Any, batch: PackedSequences) -> PackedSequences:
         batch = distributed.put(batch, sharding.batch_sharding(self._mesh))
         with sharding.use(self._mesh):
             return dataclasses.replace(batch, old_logprobs=self._score(params, batch))

@@ -5,8 +5,9 @@ and another one applies the sum. The sum starts at zero: a function of its own f
 micro-batch would double the time to compile. So even a single micro-batch needs memory for a sum
 besides its own gradients.
 
-The host loops over micro-batches. A scan would need all rows padded to the widest, and a program
-for every number of micro-batches, which changes with the number of non-degenerate groups. Here each
+The host loops over micro-batches. A scan would need all sequences padded to the widest, and a
+program for every number of micro-batches, which changes with the number of non-degenerate groups.
+Here each
 width has one program for gradients, and calls are asynchronous: the devices do not wait for the
 host.
 
@@ -70,7 +71,7 @@ class Updater:
         micro-batches of one update are added, so normalisation has to be in the loss.
       state: of `train_state.abstract_train_state`; where its leaves live.
       optimizer: the optimizer.
-      mesh: the mesh; rows of micro-batches are split over ("data", "fsdp").
+      mesh: the mesh; sequences of micro-batches are split over ("data", "fsdp").
       dtype: of the backward pass.
     """
 
@@ -150,21 +151,21 @@ class Updater:
 
         Args:
           state: donated: it cannot be used afterwards.
-          micro_batches: at least one pytree of host or device arrays with rows leading.
+          micro_batches: at least one pytree of host or device arrays with sequences leading.
           extra: arrays handed to the loss with every micro-batch (a reference model, say), or None.
           count_step: whether this update completes a training step.
 
         Returns:
           The new state and the result; if that is not finite, the new state is the old one.
         """
-        rows = sharding.batch_sharding(self._mesh)
+        split = sharding.batch_sharding(self._mesh)
         if len(self._scales) > 1:
             micro_batches = list(micro_batches)
         for scale in self._scales:
             with sharding.use(self._mesh):
                 total = None
                 for micro_batch in micro_batches:
-                    batch = distributed.put(micro_batch, rows)
+                    batch = distributed.put(micro_batch, split)
                     if total is None:
                         total = self._zero(state.params, self._sums(state.params, batch, extra))
                     total = self._accumulate(total, state.params, batch, extra, scale)
@@ -180,12 +181,12 @@ class Updater:
 
         Args:
           state: `jax.ShapeDtypeStruct`s with shardings, of `train_state.abstract_train_state`.
-          micro_batch: arrays of any values with rows leading.
+          micro_batch: arrays of any values with sequences leading.
           extra: as in `__call__`, arrays or `jax.ShapeDtypeStruct`s with shardings.
         """
-        rows = sharding.batch_sharding(self._mesh)
+        split = sharding.batch_sharding(self._mesh)
         batch = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), micro_batch
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split), micro_batch
         )
         with sharding.use(self._mesh):
             total = self._zero.eval_shape(state.params, self._sums(state.params, batch, extra))

@@ -285,7 +285,7 @@ def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, mon
 @pytest.mark.slow
 def test_the_tiny_model_and_the_checkpoint_of_a_run(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    sampled = ["--limit=6", "--max_new_tokens=48", "--rows=8", "--temperature=0.7"]
+    sampled = ["--limit=6", "--max_new_tokens=48", "--slots=8", "--temperature=0.7"]
     assert run(source, out, "--model=tiny", *sampled) == 0
     log = out / "models" / "tiny" / "answers.jsonl"
     first = {record["id"]: record for record in read_lines(log)}

@@ -418,12 +418,12 @@ def test_what_computes_a_run_may_change_and_rounds_may_be_added(tmp_path):
     assert store.claim(from_config(start | {"seed": 9})) == []
     assert store.claim(from_config(start)) == []
     (tmp_path / "validation").mkdir()
-    mended = start | {"training": {"sampling_rows": 16}, "checkpoint": {"keep": 5}}
+    mended = start | {"training": {"sampling_slots": 16}, "checkpoint": {"keep": 5}}
     mended |= {"log": {"tensorboard": True}}
     changes = [
         "checkpoint.keep was 2 and is 5",
         "log.tensorboard was False and is True",
-        "training.sampling_rows was 512 and is 16",
+        "training.sampling_slots was 512 and is 16",
     ]
     assert store.claim(from_config(mended)) == changes
     assert store.claim(from_config(mended)) == []

@@ -44,7 +44,7 @@ def test_a_run_says_what_it_is_going_to_do_and_when_to_wait(undisturbed):
         "  3 rounds of 4 steps on 32 problems each, validated on 24",
         "  a step: 8 problems with 4 completions each, in 32 slots of at most 64 tokens; "
         "updates: 1",
-        "  mesh: data 1 x fsdp 1 x tensor 1; micro-batches of 8 rows with 8 completions each",
+        "  mesh: data 1 x fsdp 1 x tensor 1; micro-batches of up to 8 sequences",
         "  a device: 13.4 MB of parameters and moments; 4.5 MB of gradients, or 4.5 MB of weights "
         "and up to 4.2 MB of keys and values while it samples, compiled for up to 2 lengths",
         "making the validation set",
@@ -231,20 +231,20 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_goes_on_to_the_same_en
 
 
 @pytest.mark.slow
-def test_other_rows_change_a_resumed_run_only_by_rounding(undisturbed, tmp_path):
+def test_other_batches_change_a_resumed_run_only_by_rounding(undisturbed, tmp_path):
     whole, _ = undisturbed
     workdir = shutil.copytree(whole, tmp_path / "resumed")
     (workdir / "report.html").unlink()  # A finished run would only say so.
     shutil.rmtree(workdir / "rounds" / "2")  # Else its validation would stay.
-    rows = ("micro_batch_rows=4", "sampling_rows=8")
+    rows = ("micro_batch_size=4", "sampling_slots=8")
     options = (f"--config.training.{option}" for option in rows)
     code, out, err = whole_runs.three_rounds(workdir, *options, "--resume_from=8").end()
     assert code == 0, err[-3000:]
     assert "resuming after step 4 of round 2" in out
     (line,) = store.read_log(workdir / store.CHANGES)
     assert line["changed"] == [
-        "training.micro_batch_rows was 8 and is 4",
-        "training.sampling_rows was 512 and is 8",
+        "training.micro_batch_size was 8 and is 4",
+        "training.sampling_slots was 512 and is 8",
     ]
     now, before = story(workdir), story(whole)
     steps, expected = (told.pop("train 2") for told in (now, before))

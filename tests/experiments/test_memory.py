@@ -35,13 +35,13 @@ def test_a_run_names_the_options_that_need_less(program, tmp_path, monkeypatch):
     monkeypatch.setattr(loop.Loop, "_trainer", program, raising=False)
     monkeypatch.setattr(loop.Loop, "_first", None, raising=False)
     monkeypatch.setattr(loop, "ProblemSets", sampled)
-    chosen = settings.from_config({"training": {"sampling_rows": 96}, "model": {"remat": "dots"}})
+    chosen = settings.from_config({"training": {"sampling_slots": 96}, "model": {"remat": "dots"}})
     store = RunStore(tmp_path)
     with pytest.raises(OutOfMemoryError) as caught:
         loop.Loop(chosen, store, Reporter(quiet=True)).run()
     message = str(caught.value)
     assert message.startswith("out of memory: Out of memory allocating 17179869184 bytes (this pro")
-    for part in ("device of 17.2 GB", "micro_batch_rows=8", "remat='dots'", "sampling_rows=96"):
+    for part in ("device of 17.2 GB", "micro_batch_size=8", "remat='dots'", "sampling_slots=96"):
         assert part in message
     assert "\n" not in message
 
@@ -71,7 +71,7 @@ def test_the_command_ends_with_the_line(tmp_path):
     ("module", "function", "arguments", "less"),
     [
         (probe, "_probe_all", ["--model=tiny", "--families=lakes"], "--max_new_tokens"),
-        (benchmark, "run", ["--model=exact", "--out=out"], "--rows"),
+        (benchmark, "run", ["--model=exact", "--out=out"], "--slots"),
     ],
 )
 def test_other_commands_say_it_in_one_line(module, function, arguments, less, monkeypatch, capsys):

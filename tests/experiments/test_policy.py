@@ -15,7 +15,7 @@ from learner.decoder.attention import Choice
     [
         ("gpu", "cudnn", "cudnn", []),
         ("gpu", "cudnn", "reference", ["  warning: no kernel for decoding: that of"]),
-        ("gpu", "reference", "reference", ["  warning: no kernel: attention of long rows"]),
+        ("gpu", "reference", "reference", ["  warning: no kernel: attention of long sequences"]),
         ("cpu", "reference", "reference", []),
     ],
 )

@@ -237,8 +237,8 @@ def test_what_is_asked_last_is_checked_first():
         ({"endpoint": server}, "by-m-1 4096"),
         ({"endpoint": server, "ask": budget}, "by-m-1 16384"),
         (
-            {"ask": "--max_new_token=5 --rows=a"},
-            "ask='--max_new_token=5 --rows=a': argument --rows",
+            {"ask": "--max_new_token=5 --slots=a"},
+            "ask='--max_new_token=5 --slots=a': argument --slots",
         ),
         ({"ask": "--words"}, "ask='--words': unrecognized arguments: --words"),
         ({"ask": "--extra='{"}, 'ask="--extra=\'{": No closing quotation'),

@@ -55,7 +55,7 @@ def test_every_configuration_file_is_valid(name, tmp_path):
             {"lakes": {"validation_wait_ratio": 1.5}},
             "lakes.validation_wait_ratio=1.5: allowed are numbers in",
         ),
-        ({"mesh": {"fsdp": 3}}, "training.micro_batch_rows=8: allowed are multiples of .* 3"),
+        ({"mesh": {"fsdp": 3}}, "training.micro_batch_size=8: allowed are multiples of .* 3"),
         ({"seed": 2**32}, "seed=4294967296: allowed are integers from 0 to"),
         ({"training": {"group_size": 1}}, "training.group_size=1: allowed are integers from 2"),
         ({"training": {"objective": {"clip_low": 2.0}}}, "training.objective.clip_low=2.0"),

@@ -196,7 +196,7 @@ def test_tables_of_the_sampler_on_a_cpu(monkeypatch):
 def test_tables_of_the_trainer_on_a_cpu():
     (whole,) = trainer.tables(
         sys.executable, rounds=1, num_prompts=2, group_size=2, prompt_tokens=8, new_tokens=8,
-        micro_batch_rows=2, config=TINY,
+        micro_batch_size=2, config=TINY,
     )  # fmt: skip
     own, trl = rows(whole)
     assert own["this project is faster by"] == 1

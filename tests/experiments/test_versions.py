@@ -132,7 +132,7 @@ def test_a_changed_family_goes_on_only_if_that_is_accepted(tmp_path, cache):
 
 def test_a_start_that_is_refused_for_its_devices_has_written_nothing(tmp_path, cache):
     store = RunStore(tmp_path / "run")
-    options = from_config({"mesh": {"data": 16}, "training": {"micro_batch_rows": 16}})
+    options = from_config({"mesh": {"data": 16}, "training": {"micro_batch_size": 16}})
     with pytest.raises(UserError, match="devices"):
         Loop(options, store, Reporter(quiet=True)).run()
     assert not [path for path in store.root.iterdir() if path.suffix in (".json", ".jsonl")]

@@ -19,7 +19,7 @@ pytest.importorskip("reasoning_gym")
 def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
     commands = {
         "warm_start": (
-            *("--layers=1", "--width=64", "--steps=6", "--rows=16", "--solutions=64"),
+            *("--layers=1", "--width=64", "--steps=6", "--batch_size=16", "--solutions=64"),
             *("--designs=32", "--contexts=V1,V4+training=full", "--out=model"),
         ),
         "main": (
@@ -65,7 +65,7 @@ def test_an_existing_model_is_trained_further_and_a_stopped_run_goes_on(tmp_path
     """With SIGTERM between two steps, the weights are those of a run that was not stopped."""
     command = [
         *(sys.executable, "-m", "experiments.warm_start", "--config=sums_tiny"),
-        *("--model=sums_tiny", "--steps=6", "--rows=4", "--solutions=32", "--designs=8"),
+        *("--model=sums_tiny", "--steps=6", "--batch_size=4", "--solutions=32", "--designs=8"),
         *("--design_every=3", f"--config.training.lora.rank={rank}"),
         "--config.validation.num_instances=8",
     ]

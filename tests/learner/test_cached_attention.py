@@ -201,7 +201,7 @@ def test_samples_are_those_of_the_reference(interpreted, monkeypatch, name, frac
 
     def sample():
         sampler = Sampler(
-            config, mesh, sampling, 0, sampling_rows=4, cache_fraction=fraction, segment_tokens=44
+            config, mesh, sampling, 0, sampling_slots=4, cache_fraction=fraction, segment_tokens=44
         )
         return sampler(params, prompts, jax.random.split(jax.random.key(1), 5), num_samples=2)
 
@@ -253,7 +253,7 @@ def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_
         num_key_value_heads=1,
     )
     training = GRPOConfig(
-        prompts_per_step=4, group_size=2, micro_batch_rows=2, max_new_tokens=140, sampling_rows=4
+        prompts_per_step=4, group_size=2, micro_batch_size=2, max_new_tokens=140, sampling_slots=4
     )
     choose_kernel(monkeypatch, "splash")
     monkeypatch.setattr("learner.sampling.sampler._PAGE", 128)

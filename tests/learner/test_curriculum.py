@@ -144,7 +144,7 @@ SCORES = [0, 3 / 16, 1 / 4, 3 / 16, 0]
 CONFIG = GRPOConfig(
     prompts_per_step=4,
     group_size=4,
-    micro_batch_rows=8,
+    micro_batch_size=8,
     max_new_tokens=4,
     optimizer=OptimizerConfig(learning_rate=1e-2),
 )

@@ -32,7 +32,7 @@ prompts = [[number + 1] * (number + 2) for number in range(5)]
 def call(ends=None):
     preemption = Preemption()
     sampling = SamplingParams(max_new_tokens=12, stop_token_ids=(1, 2, 3))
-    options = {"sampling_rows": 4, "segment_tokens": 2}
+    options = {"sampling_slots": 4, "segment_tokens": 2}
     sampler = Sampler(config, mesh, sampling, 0, **options)
     run, ended = sampler._run, 0
 

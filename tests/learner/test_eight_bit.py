@@ -109,7 +109,7 @@ EXAMPLES = [Example((256, 257, 10 + i), (40 + 3 * i, 41 + i, 258)) for i in rang
 def train(config, mesh, steps, **optimizer):
     optimizer = OptimizerConfig(learning_rate=1e-3, **optimizer)
     sft = SFTConfig(
-        micro_batch_rows=8, length_multiple=16, max_completion_tokens=4, optimizer=optimizer
+        micro_batch_size=8, length_multiple=16, max_completion_tokens=4, optimizer=optimizer
     )
     params = model.init_params(jax.random.key(0), config)
     start = flat(params)

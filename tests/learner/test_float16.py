@@ -21,7 +21,7 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-2, eps=1e-3)
 def test_an_update_is_that_of_float32(tiny_model, one_device):
     """Within its ten bits: the sum of the rounding of some 50 products, each of 2 ** -11."""
     sft = SFTConfig(
-        micro_batch_rows=2, length_multiple=16, max_completion_tokens=4, optimizer=OPTIMIZER
+        micro_batch_size=2, length_multiple=16, max_completion_tokens=4, optimizer=OPTIMIZER
     )
     moved = []
     for dtype in ("float32", "float16"):

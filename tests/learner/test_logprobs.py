@@ -188,7 +188,7 @@ def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-5)
 
     text = compiled.as_text()
-    rows_of_one = rows // sharding.num_row_shards(mesh)
+    rows_of_one = rows // sharding.num_batch_shards(mesh)
     steps = -(-length // max(1, chunk // rows_of_one))
     assert re.findall(r"known_trip_count\W+n\W+(\d+)", text) == [str(steps)] * 2
     # In the loops only what belongs to a chunk's tokens: hidden states, statistics, gradients.

@@ -84,14 +84,14 @@ def test_shapes(args, want):
 @pytest.mark.parametrize(("rows", "shards"), [(8, 8), (32, 8), (128, 32)])
 def test_recommended_layouts_use_their_tokens(rows, shards):
     """Qwen3-4B on v5e-8, v6e-8, v5p-64, completions of lognormal lengths: at most four shapes."""
-    config = GRPOConfig(max_new_tokens=4096, micro_batch_rows=rows)
+    config = GRPOConfig(max_new_tokens=4096, micro_batch_size=rows)
     rng = np.random.default_rng(0)
     needed, made, shapes = 0, 0, set()
     for _ in range(20):
         prompts = rng.integers(250, 513, 32).repeat(8)
         lengths = rng.lognormal(np.log(1000) - np.log(2) / 2, np.log(2) ** 0.5, 256)
         lengths = np.minimum(lengths.astype(int), 4096)
-        allowed = config.row_shapes(int(prompts.max()), shards)
+        allowed = config.sequence_shapes(int(prompts.max()), shards)
         groups = np.arange(256) // 8
         parts = packing.split_groups(prompts, lengths, groups, allowed[0][1], shared=False)
         sizes = np.array([prompts[i] + lengths[i] for (i,) in parts])

@@ -263,7 +263,7 @@ def test_layouts_of_single_cards():
 def test_what_does_not_fit_is_halved_where_it_is_too_much():
     target = Target.parse("v5e-8")
     over = int(target.chip.memory)
-    one = Layout(1, 1, 8, rows=2, completions=32)
+    one = Layout(1, 1, 8, sequences=2, completions=32)
     sampling = [Program("segment", arguments=over), Program("gradients")]
     assert layout._smaller(one, sampling, target) == Layout(1, 1, 8, 2, 16)
     update = [Program("segment"), Program("gradients", problem="out of memory")]
@@ -279,7 +279,7 @@ def test_advice_begins_with_what_needs_most(tiny_model):
     assert first.startswith("fewer completions at a time (--completions, now 32)")
     made = [Program("segment"), Program("gradients", arguments=GB)]
     found = command.advice(made, one, work, tiny_model)
-    assert found[0] == "fewer rows at a time (--rows, now 4)"
+    assert found[0] == "fewer sequences at a time (--sequences, now 4)"
     assert "--remat=full (now none)" in found
     assert "--moment_dtype=int8" in found
 

@@ -40,10 +40,12 @@ def one_device():
 
 
 def sampler(mesh=None, **arguments):
-    names = ("sampling_rows", "segment_tokens", "vocab_size")
+    names = ("sampling_slots", "segment_tokens", "vocab_size")
     options = {name: arguments.pop(name) for name in names if name in arguments}
     sampling = SamplingParams(**({"max_new_tokens": 12} | arguments))
-    return Sampler(CONFIG, mesh or one_device(), sampling, PAD, **({"sampling_rows": 64} | options))
+    return Sampler(
+        CONFIG, mesh or one_device(), sampling, PAD, **({"sampling_slots": 64} | options)
+    )
 
 
 def keys(n, seed=1):
@@ -104,15 +106,15 @@ def assert_logprobs(samples, logits):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "vocab_size", "sampling_rows"), [(1.0, None, 64), (0.7, 90, 6), (0.0, None, 3)]
+    ("temperature", "vocab_size", "sampling_slots"), [(1.0, None, 64), (0.7, 90, 6), (0.0, None, 3)]
 )
-def test_logprobs_are_those_of_the_full_forward_pass(temperature, vocab_size, sampling_rows):
+def test_logprobs_are_those_of_the_full_forward_pass(temperature, vocab_size, sampling_slots):
     """In one batch, and refilled through few slots."""
     stop = (3, 7, 11, 12, 60, 61, 62)
     run = sampler(
         temperature=temperature,
         vocab_size=vocab_size,
-        sampling_rows=sampling_rows,
+        sampling_slots=sampling_slots,
         stop_token_ids=stop,
         max_new_tokens=36,
     )
@@ -169,7 +171,7 @@ def test_decoding_splits_the_model_where_updates_split_rows(axes, decoding):
 
 @pytest.mark.parametrize(
     "otherwise",
-    [{"sampling_rows": 1}, {"sampling_rows": 7, "segment_tokens": 1}, {"sampling_rows": 200}],
+    [{"sampling_slots": 1}, {"sampling_slots": 7, "segment_tokens": 1}, {"sampling_slots": 200}],
 )
 def test_a_sample_depends_on_its_own_key_alone(otherwise):
     """Other neighbours, slots, padding and order of refilling: the same samples.
@@ -193,7 +195,7 @@ def test_a_sample_depends_on_its_own_key_alone(otherwise):
 
 
 @pytest.mark.parametrize(
-    ("sampling_rows", "shards", "prompts", "samples", "slots"),
+    ("sampling_slots", "shards", "prompts", "samples", "slots"),
     [
         (512, 1, 32, 32, (32, 16, 1)),  # all rows run, though not all completions fit
         (64, 1, 4, 32, (4, 16, 1)),
@@ -207,12 +209,12 @@ def test_a_sample_depends_on_its_own_key_alone(otherwise):
         (1, 1, 7, 7, (1, 1, 1)),
     ],
 )
-def test_completions_that_run_at_a_time(sampling_rows, shards, prompts, samples, slots):
-    assert slot_counts(prompts, samples, shards, sampling_rows // shards) == slots
+def test_completions_that_run_at_a_time(sampling_slots, shards, prompts, samples, slots):
+    assert slot_counts(prompts, samples, shards, sampling_slots // shards) == slots
 
 
 def test_rows_are_used_whatever_is_asked_for():
-    """Never more than `sampling_rows`, and at most a quarter of what could run is left idle."""
+    """Never more than `sampling_slots`, and at most a quarter of what could run is left idle."""
     for prompts in range(1, 600, 7):
         for samples in (1, 2, 3, 4, 8, 16, 32, 100, 600):
             groups, sequence_slots, _ = slot_counts(prompts, samples, 1, 512)
@@ -224,7 +226,7 @@ def test_rows_are_used_whatever_is_asked_for():
 def test_a_long_completion_keeps_only_its_own_slot_busy():
     """Two groups of four; every prompt has one completion as long as its other three together."""
     budgets = np.tile([4, 24, 8, 12], 16)
-    run = sampler(sampling_rows=8, max_new_tokens=24, segment_tokens=4)
+    run = sampler(sampling_slots=8, max_new_tokens=24, segment_tokens=4)
     segments, segment = [], run.segment
 
     def counting(params, prompts, cache, state, automaton, floor):
@@ -261,7 +263,7 @@ def test_few_programs_serve_all_calls(monkeypatch):
 
     functions = {name: getattr(decoding, name) for name in ("decode_step", "prefill")}
     allow(decode_step=2, prefill=6)
-    run = sampler(sampling_rows=4, stop_token_ids=(5, 6, 7), max_new_tokens=40, segment_tokens=8)
+    run = sampler(sampling_slots=4, stop_token_ids=(5, 6, 7), max_new_tokens=40, segment_tokens=8)
     for seed in range(4):
         run(PARAMS, PROMPTS[seed:] * 3, keys(15 - 3 * seed, seed=seed))
     allow(decode_step=0, prefill=0)
@@ -271,9 +273,9 @@ def test_few_programs_serve_all_calls(monkeypatch):
         sampler()(PARAMS, PROMPTS, keys(5))
 
 
-@pytest.mark.parametrize("sampling_rows", [3, 64])
-def test_samples_share_the_prefill_of_their_prompt(sampling_rows):
-    run = sampler(sampling_rows=sampling_rows, stop_token_ids=(5, 6, 7))
+@pytest.mark.parametrize("sampling_slots", [3, 64])
+def test_samples_share_the_prefill_of_their_prompt(sampling_slots):
+    run = sampler(sampling_slots=sampling_slots, stop_token_ids=(5, 6, 7))
     prefilled = []
 
     def counting(params, cache, tokens, slots):
@@ -291,7 +293,7 @@ def test_samples_share_the_prefill_of_their_prompt(sampling_rows):
 def test_hundreds_of_completions_through_few_slots():
     prompts = [PROMPTS[n % 5][: 1 + n % 4] for n in range(300)]
     budgets = RNG.integers(1, 5, 600)
-    few, many = (sampler(sampling_rows=rows, max_new_tokens=4) for rows in (24, 1024))
+    few, many = (sampler(sampling_slots=rows, max_new_tokens=4) for rows in (24, 1024))
     got = few(PARAMS, prompts, keys(300), num_samples=2, budgets=budgets)
     want = many(PARAMS, prompts, keys(300), num_samples=2, budgets=budgets)
     np.testing.assert_array_equal(got.lengths, budgets)
@@ -314,9 +316,9 @@ def test_bfloat16_log_probabilities_are_near_those_of_float32():
 # Ends of completions --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling_rows", [2, 64])
-def test_all_stop_at_the_first_token(sampling_rows):
-    got = sampler(sampling_rows=sampling_rows, stop_token_ids=tuple(range(96)))(
+@pytest.mark.parametrize("sampling_slots", [2, 64])
+def test_all_stop_at_the_first_token(sampling_slots):
+    got = sampler(sampling_slots=sampling_slots, stop_token_ids=tuple(range(96)))(
         PARAMS, PROMPTS, keys(5)
     )
     assert (got.lengths == 1).all()
@@ -329,7 +331,7 @@ def test_all_stop_at_the_first_token(sampling_rows):
 def test_budgets_cut_the_very_same_completions():
     budgets = np.array([1, 12, 5, 2, 11, 1, 3, 12, 7, 9])
     free = sampler()(PARAMS, PROMPTS, keys(5), 2)
-    got = sampler(sampling_rows=2, segment_tokens=4)(PARAMS, PROMPTS, keys(5), 2, budgets=budgets)
+    got = sampler(sampling_slots=2, segment_tokens=4)(PARAMS, PROMPTS, keys(5), 2, budgets=budgets)
     np.testing.assert_array_equal(got.lengths, budgets)
     assert (got.finish == FinishReason.LENGTH).all()
     for n, budget in enumerate(budgets):
@@ -351,8 +353,8 @@ def test_an_automaton_masks_on_the_device():
         targets=[[1] * 10, [2] * 9 + [3], [3] + [0] * 9, [4] * 9 + [0], [0] * 10],
     )
     forced = set()
-    for sampling_rows in (64, 3):
-        got = sampler(stop_token_ids=(end,), sampling_rows=sampling_rows)(
+    for sampling_slots in (64, 3):
+        got = sampler(stop_token_ids=(end,), sampling_slots=sampling_slots)(
             PARAMS, PROMPTS, keys(5), 6, automaton=automaton
         )
         mask = np.full((30, 12, 96), -np.inf)
@@ -375,7 +377,7 @@ def test_thinking_is_ended_within_its_budget():
     """The closing tokens have probability one; what follows has the model's own."""
     think_end, closing = 20, (33, 34, 20)
     thinking = ThinkingBudget(max_tokens=5, closing_ids=closing)
-    got = sampler(max_new_tokens=16, thinking=thinking, sampling_rows=4)(
+    got = sampler(max_new_tokens=16, thinking=thinking, sampling_slots=4)(
         PARAMS, PROMPTS, keys(5), 4
     )
     free = sampler(max_new_tokens=16)(PARAMS, PROMPTS, keys(5), 4)
@@ -441,8 +443,8 @@ def test_budgets_and_automata_that_do_not_fit_are_refused():
 def test_sampler_arguments_are_checked():
     with pytest.raises(ValueError, match="vocab_size=97"):
         sampler(vocab_size=97)
-    with pytest.raises(ValueError, match=r"sampling_rows=4: .* from 8"):
-        sampler(sharding.make_mesh(data=8), sampling_rows=4)
+    with pytest.raises(ValueError, match=r"sampling_slots=4: .* from 8"):
+        sampler(sharding.make_mesh(data=8), sampling_slots=4)
     with pytest.raises(ValueError, match=r"stop_token_ids=90: .* from 0 to 89"):
         sampler(vocab_size=90, stop_token_ids=(3, 90))
     with pytest.raises(ValueError, match="max_new_tokens=96"):

@@ -16,8 +16,8 @@ from learner.training.sft import Example, SFTConfig, SFTTrainer, encode_example,
 from learner.training.train_state import OptimizerConfig, create_train_state
 
 CONFIG = SFTConfig(
-    batch_rows=6,
-    micro_batch_rows=4,
+    batch_size=6,
+    micro_batch_size=4,
     length_multiple=16,
     max_completion_tokens=8,
     optimizer=OptimizerConfig(learning_rate=1e-2, eps=1e-3),
@@ -60,7 +60,7 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
     moved = []
     for mesh, rows in ((one_device, 2), (sharding.make_mesh(2, 2), 4)):
         trainer = SFTTrainer(
-            dataclasses.replace(CONFIG, micro_batch_rows=rows), tiny_model, mesh, pad_id=256
+            dataclasses.replace(CONFIG, micro_batch_size=rows), tiny_model, mesh, pad_id=256
         )
         params = jax.tree.map(jnp.array, before)
         state = create_train_state(params, tiny_model, CONFIG.optimizer, mesh)
@@ -127,13 +127,13 @@ def test_loss_falls_and_resumes(tiny_model, one_device, examples):
 
 
 def test_bad_input_is_named(tiny_model, examples):
-    with pytest.raises(ValueError, match="batch_rows=0"):
-        SFTConfig(batch_rows=0)
+    with pytest.raises(ValueError, match="batch_size=0"):
+        SFTConfig(batch_size=0)
     with pytest.raises(ValueError, match=r"max_completion_tokens=8.*9 tokens"):
         make_batch([Example((1,), (2,) * 9)], CONFIG, pad_id=0)
     with pytest.raises(ValueError, match="examples"):
         make_batch([], CONFIG, pad_id=0)
-    with pytest.raises(ValueError, match=r"micro_batch_rows=4.*multiples of 8"):
+    with pytest.raises(ValueError, match=r"micro_batch_size=4.*multiples of 8"):
         SFTTrainer(CONFIG, tiny_model, sharding.make_mesh(data=2, fsdp=4), pad_id=0)
     with pytest.raises(ValueError, match=r"prompts\[0\]"):
         make_batch([Example((), (2,))], CONFIG, pad_id=0)

@@ -21,10 +21,10 @@ from learner.devices.chips import CHIPS
 from learner.tokens import ThinkingBudget
 from learner.training import lora, metrics, task
 from learner.training.checkpoints import Checkpoints
-from learner.training.completion_rows import completion_logprobs, pack_rows
 from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
 from learner.training.metrics import MACHINE
+from learner.training.micro_batch import completion_logprobs, pack_sequences
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, prompt_indices
 from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state
@@ -37,7 +37,7 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-2, eps=1e-3)
 CONFIG = GRPOConfig(
     prompts_per_step=4,
     group_size=4,
-    micro_batch_rows=8,
+    micro_batch_size=8,
     max_new_tokens=4,
     optimizer=OPTIMIZER,
 )
@@ -74,7 +74,7 @@ def one_step(start, mesh, rows, **options):
         CONFIG,
         objective=ObjectiveConfig(kl_coef=0.1, loss_normalization="sequence", entropy_coef=0.01),
         degenerate_groups="keep",
-        micro_batch_rows=rows,
+        micro_batch_size=rows,
         **options,
     )
     where = model.param_shardings(model_config, mesh)
@@ -140,7 +140,7 @@ def test_memory_is_what_lies_on_a_device(tiny_model, tiny_params, byte_tokenizer
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
     config = GRPOConfig(
         max_new_tokens=40,
-        sampling_rows=64,
+        sampling_slots=64,
         prompts_per_step=8,
         group_size=4,
         lora=LoraConfig(rank=rank),
@@ -178,7 +178,7 @@ def test_memory_counts_gradients_in_32_bits(tiny_model, one_device, byte_tokeniz
 def test_nothing_is_traced_after_the_first_step(
     tiny_model, tiny_params, one_device, byte_tokenizer, letter_task
 ):
-    """With one width of rows; each further width is compiled when it first occurs."""
+    """With one width of sequences; each further width is compiled when it first occurs."""
     config = dataclasses.replace(CONFIG, degenerate_groups="keep")
     trainer = GRPOTrainer(config, tiny_model, one_device, byte_tokenizer)
     state = trainer.init_state(tiny_params, jax.random.key(1))
@@ -198,7 +198,7 @@ def test_nothing_is_traced_after_the_first_step(
 
 
 def test_sampled_logprobs_are_those_of_the_update(run, tiny_params, letter_task):
-    config = dataclasses.replace(CONFIG, temperature=0.7, micro_batch_rows=16)
+    config = dataclasses.replace(CONFIG, temperature=0.7, micro_batch_size=16)
     params = jax.tree.map(lambda x: 8 * x if x.ndim > 2 else x, tiny_params)  # Less uniform.
     (result,) = run(config, params, letter_task)
     assert abs(result.metrics["ratio_max"] - 1) < 1e-4
@@ -216,7 +216,7 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
 
     prompts = [tokens(n) for n in (3, 9, 5)]
     completions = [[tokens(n) for n in lengths] for lengths in ((4, 1), (6,), (2, 5, 3))]
-    rows = pack_rows(
+    rows = pack_sequences(
         prompts,
         completions,
         rows=4,
@@ -411,7 +411,7 @@ def test_adapters(tiny_model, one_device, byte_tokenizer, letter_task):
     before = host(base)
     config = dataclasses.replace(
         CONFIG,
-        micro_batch_rows=16,
+        micro_batch_size=16,
         lora=LoraConfig(rank=4, targets=("q_proj", "up_proj", "down_proj")),
         objective=ObjectiveConfig(kl_coef=1e-3),
     )
@@ -472,7 +472,7 @@ def test_dropped_groups_leave_the_normaliser(run, tiny_params, monkeypatch):
         seconds, mfu = (result.metrics[f"machine/update_{x}"] for x in ("seconds", "mfu"))
         flops[drop] = mfu * seconds * CHIPS["h200"].flops
     assert flops[True] == pytest.approx(flops[False] / 2, rel=0.2)  # One group of two.
-    # The same gradient, over the tokens of the rows that take part.
+    # The same gradient, over the tokens of the sequences that take part.
     np.testing.assert_allclose(norms[True] * used[True], norms[False] * used[False], rtol=1e-4)
     assert used[True] < used[False]
 
@@ -547,7 +547,7 @@ def test_non_finite_update_keeps_the_weights(
     before = host(tiny_params)
     reference = jax.tree.map(lambda x: x * jnp.nan, tiny_params)
     objective = ObjectiveConfig(kl_coef=0.1)
-    config = dataclasses.replace(CONFIG, objective=objective, micro_batch_rows=16)
+    config = dataclasses.replace(CONFIG, objective=objective, micro_batch_size=16)
     with pytest.raises(NonFiniteError, match="step 0: loss nan") as error:
         run(config, tiny_params, letter_task, frozen_params=reference)
     assert error.value.step == 0
@@ -630,7 +630,7 @@ def test_every_pass_holds_every_problem_once():
         ("group_size", 1),
         ("epochs", 0.0),
         ("updates_per_step", 33),
-        ("micro_batch_rows", 2.5),
+        ("micro_batch_size", 2.5),
         ("temperature", 0.0),
         ("degenerate_groups", "redo"),
         ("max_resamples", 0),
@@ -644,9 +644,9 @@ def test_bad_config_is_named(field, value):
 
 
 def test_bad_combinations_are_named(tiny_model, tiny_params, one_device, byte_tokenizer):
-    with pytest.raises(ValueError, match=r"micro_batch_rows=6.*multiples of 4"):
+    with pytest.raises(ValueError, match=r"micro_batch_size=6.*multiples of 4"):
         GRPOTrainer(
-            dataclasses.replace(CONFIG, micro_batch_rows=6),
+            dataclasses.replace(CONFIG, micro_batch_size=6),
             tiny_model,
             sharding.make_mesh(2, 2, 2),
             byte_tokenizer,
@@ -694,7 +694,7 @@ def test_the_programs_of_an_update_compile_ahead(
     assert trainer._ahead is None
     prompt = len(trainer._completer.encode(letter_task.messages(0)))
     ahead = trainer.lower_update(prompt)
-    of_shapes = [trainer._lower_update(shape) for shape in trainer._row_shapes(prompt)]
+    of_shapes = [trainer._lower_update(shape) for shape in trainer._sequence_shapes(prompt)]
     assert gradients.programs
     assert {*gradients.programs} <= {x["gradients"].as_text() for x in of_shapes}
     assert optimizer.programs == [ahead["optimizer"].as_text()]

@@ -1,6 +1,6 @@
-"""Rows that hold completions to several prompts, and the log-probabilities of their tokens.
+"""Sequences that hold completions to several prompts, and the log-probabilities of their tokens.
 
-A row is a sequence of parts, and padding: a part is a prompt followed by one or more completions to
+A sequence consists of parts and padding; a part is a prompt followed by one or more completions to
 it. A completion sees its own prompt and itself, as if it stood alone. Everything is an array of
 tokens: what a completion has once, each of its tokens has.
 """
@@ -24,15 +24,15 @@ from learner.training.rollout import Rollout
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PackedRows:
-    """R rows of T tokens; all arrays are [R, T].
+class PackedSequences:
+    """R sequences of T tokens; all arrays are [R, T].
 
     Attributes:
       tokens: i32.
       positions: i32, in the prompt, and for a completion after it.
-      prompts: i32, the number of the token's part in its row, from 1; 0 in the padding.
-      completions: i32, the number of the token's completion in its row, from 1; 0 in prompts and in
-        the padding.
+      prompts: i32, the number of the token's part in its sequence, from 1; 0 in the padding.
+      completions: i32, the number of the token's completion in its sequence, from 1; 0 in prompts
+        and in the padding.
       sources: i32, the slot that predicts a token of a completion; 0 elsewhere.
       weights: f32, of the token in the loss; 0 of those that are not in it.
       sampled_logprobs: f32, the sampler's.
@@ -52,19 +52,19 @@ class PackedRows:
     old_logprobs: Any = None
 
     @classmethod
-    def empty(cls, rows: int, length: int, pad_id: int) -> "PackedRows":
-        """Rows of padding, as NumPy arrays to write into."""
-        integers = [np.zeros((rows, length), np.int32) for _ in range(4)]
-        floats = [np.zeros((rows, length), np.float32) for _ in range(3)]
-        return cls(np.full((rows, length), pad_id, np.int32), *integers, *floats)
+    def empty(cls, sequences: int, length: int, pad_id: int) -> "PackedSequences":
+        """Sequences of padding, as NumPy arrays to write into."""
+        integers = [np.zeros((sequences, length), np.int32) for _ in range(4)]
+        floats = [np.zeros((sequences, length), np.float32) for _ in range(3)]
+        return cls(np.full((sequences, length), pad_id, np.int32), *integers, *floats)
 
     def add(
-        self, row: int, begin: int, prompt: Sequence[int], completions: Sequence[np.ndarray]
+        self, sequence: int, begin: int, prompt: Sequence[int], completions: Sequence[np.ndarray]
     ) -> tuple[int, list[slice]]:
-        """Writes a part into a row; the numbers of parts and completions go on.
+        """Writes a part into a sequence; the numbers of parts and completions go on.
 
         Args:
-          begin: the first free slot of the row.
+          begin: the first free slot of the sequence.
           prompt: token ids, at least one.
           completions: token ids of each.
 
@@ -77,18 +77,18 @@ class PackedRows:
         if not len(prompt):
             raise ValueError("a prompt is empty, at least one token is needed")
         end = begin + len(prompt)
-        self.tokens[row, begin:end] = prompt
-        self.positions[row, begin:end] = np.arange(len(prompt))
+        self.tokens[sequence, begin:end] = prompt
+        self.positions[sequence, begin:end] = np.arange(len(prompt))
         last, first, slots = end - 1, begin, []
-        number = int(self.completions[row].max())
+        number = int(self.completions[sequence].max())
         for completion in completions:
             begin, end, number = end, end + len(completion), number + 1
             slots.append(slice(begin, end))
-            self.tokens[row, begin:end] = completion
-            self.positions[row, begin:end] = np.arange(len(completion)) + len(prompt)
-            self.completions[row, begin:end] = number
-            self.sources[row, begin:end] = [last, *range(begin, end - 1)][: len(completion)]
-        self.prompts[row, first:end] = self.prompts[row].max() + 1
+            self.tokens[sequence, begin:end] = completion
+            self.positions[sequence, begin:end] = np.arange(len(completion)) + len(prompt)
+            self.completions[sequence, begin:end] = number
+            self.sources[sequence, begin:end] = [last, *range(begin, end - 1)][: len(completion)]
+        self.prompts[sequence, first:end] = self.prompts[sequence].max() + 1
         return end, slots
 
 
@@ -100,8 +100,8 @@ def micro_batches(
     shapes: Sequence[packing.Shape],
     shared: bool,
     pad_id: int,
-) -> Iterator[PackedRows]:
-    """The chosen completions in rows.
+) -> Iterator[PackedSequences]:
+    """Packs the chosen completions.
 
     Args:
       batch: N completions of at most M tokens.
@@ -116,26 +116,26 @@ def micro_batches(
     lengths = batch.lengths[chosen].astype(np.int64)
     parts = packing.split_groups(prompts, lengths, group, shapes[0][1], shared)
     sizes = np.array([prompts[part[0]] + lengths[part].sum() for part in parts])
-    for (rows, length), contents in packing.pack(sizes, shapes):
-        packed = PackedRows.empty(rows, length, pad_id)
-        for row, of_row in enumerate(contents):
+    for (sequences, length), contents in packing.pack(sizes, shapes):
+        packed = PackedSequences.empty(sequences, length, pad_id)
+        for sequence, of_sequence in enumerate(contents):
             begin = 0
-            for number in of_row:
+            for number in of_sequence:
                 own = chosen[parts[number]]
                 completions = [batch.tokens[i, : batch.lengths[i]] for i in own]
                 prompt = batch.prompts[own[0] // batch.group_size]
-                begin, slots = packed.add(row, begin, prompt, completions)
+                begin, slots = packed.add(sequence, begin, prompt, completions)
                 for i, there in zip(own, slots, strict=True):
-                    packed.weights[row, there] = weights[i, : batch.lengths[i]]
-                    packed.sampled_logprobs[row, there] = batch.logprobs[i, : batch.lengths[i]]
-                    packed.advantages[row, there] = advantages[i]
+                    packed.weights[sequence, there] = weights[i, : batch.lengths[i]]
+                    packed.sampled_logprobs[sequence, there] = batch.logprobs[i, : batch.lengths[i]]
+                    packed.advantages[sequence, there] = advantages[i]
         yield packed
 
 
 def packed_logprobs(
     params: Any,
     config: DecoderConfig,
-    rows: PackedRows,
+    batch: PackedSequences,
     temperature: float = 1.0,
     vocab_size: int | None = None,
     entropy_gradient: bool = False,
@@ -151,13 +151,13 @@ def packed_logprobs(
       f32[R, T] log-probabilities and f32[R, T] entropies in nats. Outside completions they are
       finite and mean nothing.
     """
-    chex.assert_equal_shape([rows.tokens, rows.positions, rows.sources])
-    segments = Segments(rows.prompts, rows.completions)
-    hidden = model.hidden_states(params, config, rows.tokens, rows.positions, segments)
+    chex.assert_equal_shape([batch.tokens, batch.positions, batch.sources])
+    segments = Segments(batch.prompts, batch.completions)
+    hidden = model.hidden_states(params, config, batch.tokens, batch.positions, segments)
     return token_logprobs(
-        jnp.take_along_axis(hidden, rows.sources[:, :, None], axis=1),
+        jnp.take_along_axis(hidden, batch.sources[:, :, None], axis=1),
         model.unembedding(params, config),
-        rows.tokens,
+        batch.tokens,
         temperature=temperature,
         vocab_size=vocab_size,
         entropy_gradient=entropy_gradient,

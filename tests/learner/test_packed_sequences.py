@@ -9,7 +9,7 @@ import pytest
 
 from learner.decoder import attention
 from learner.training import grpo, lora
-from learner.training.packed_rows import PackedRows, micro_batches, packed_logprobs
+from learner.training.packed_sequences import PackedSequences, micro_batches, packed_logprobs
 from learner.training.rollout import Rollout
 
 GROUP, BUDGET = 3, 24
@@ -160,6 +160,6 @@ def test_kernels_of_tpus_get_one_completion_for_each_prompt(tiny_model):
 
 
 def test_an_empty_prompt_is_named():
-    rows = PackedRows.empty(1, 8, 0)
+    rows = PackedSequences.empty(1, 8, 0)
     with pytest.raises(ValueError, match="prompt is empty"):
         rows.add(0, 0, [], [np.zeros(2, np.int32)])

@@ -1,9 +1,9 @@
-"""Prompts with completions in rows of one prompt each, and their log-probabilities.
+"""Prompts with completions in sequences of one prompt each, and their log-probabilities.
 
-For supervised training and for the likelihood of given completions. A row is a prompt, then one or
-more completions to it, then padding on the right. The completions do not see each other, so a
-prompt goes through the model once for all completions in its row. Only the positions that predict
-a completion token go through the vocabulary projection.
+For supervised training and for the likelihood of given completions. A sequence is a prompt, then
+one or more completions to it, then padding on the right. The completions do not see each other, so
+a prompt goes through the model once for all completions in its sequence. Only the positions that
+predict a completion token go through the vocabulary projection.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from learner.decoder.logprobs import token_logprobs
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MicroBatch:
-    """R rows, each a prompt and up to A completions of at most M tokens.
+    """R sequences, each a prompt and up to A completions of at most M tokens.
 
     Attributes:
       tokens: i32[R, T], prompt, its completions one after another, padding.
@@ -46,23 +46,23 @@ class MicroBatch:
     weights: Any = None
 
 
-def pack_rows(
+def pack_sequences(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[Sequence[int] | np.ndarray]],
-    rows: int,
-    completions_per_row: int,
+    sequences: int,
+    completions_per_sequence: int,
     length: int,
     pad_id: int,
     prompt_capacity: int,
 ) -> MicroBatch:
-    """NumPy rows of the given shape, without weights; rows beyond the prompts have no completion.
+    """NumPy arrays of the given shape, without weights; surplus sequences have no completion.
 
     Args:
       prompts: token ids, at least one each.
       completions: for each prompt at most A completions, each token ids with the stop token if
         there was one.
-      rows: R, at least `len(prompts)`.
-      completions_per_row: A.
+      sequences: R, at least `len(prompts)`.
+      completions_per_sequence: A.
       length: T, at least the longest prompt and its completions together.
       pad_id: what fills the rest.
       prompt_capacity: as in `MicroBatch`, from the longest prompt to T.
@@ -70,15 +70,15 @@ def pack_rows(
     Raises:
       ValueError: a prompt is empty.
     """
-    tokens = np.full((rows, length), pad_id, np.int32)
-    # A filler row still needs a token to attend to, so that nothing in it is undefined.
-    prompt_lengths = np.ones(rows, np.int32)
-    completion_lengths = np.zeros((rows, completions_per_row), np.int32)
+    tokens = np.full((sequences, length), pad_id, np.int32)
+    # A filler sequence still needs a token to attend to, so that nothing in it is undefined.
+    prompt_lengths = np.ones(sequences, np.int32)
+    completion_lengths = np.zeros((sequences, completions_per_sequence), np.int32)
     for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
         if not len(prompt):
             raise ValueError(f"prompts[{i}]: is empty, at least one token is needed")
-        row = np.concatenate([prompt, *given])
-        tokens[i, : len(row)] = row
+        sequence = np.concatenate([prompt, *given])
+        tokens[i, : len(sequence)] = sequence
         prompt_lengths[i] = len(prompt)
         completion_lengths[i, : len(given)] = [len(completion) for completion in given]
     return MicroBatch(tokens, prompt_lengths, completion_lengths, prompt_capacity)
@@ -87,7 +87,7 @@ def pack_rows(
 def completion_logprobs(
     params: Any,
     config: DecoderConfig,
-    rows: MicroBatch,
+    batch: MicroBatch,
     window: int,
     temperature: float = 1.0,
     vocab_size: int | None = None,
@@ -96,7 +96,7 @@ def completion_logprobs(
     """Log-probabilities of the completion tokens, and entropies where they were predicted.
 
     Args:
-      rows: R rows of A completions.
+      batch: R sequences of A completions.
       window: M, at least the longest completion, its given tokens not counted.
       temperature: the logits are divided by it, as in sampling.
       vocab_size: ids from there on, the pad id not among them, are no part of the distribution.
@@ -106,43 +106,44 @@ def completion_logprobs(
       f32[R, A, M] log-probabilities and f32[R, A, M] entropies in nats. Beyond a completion they
       are finite and mean nothing.
     """
-    chex.assert_rank([rows.tokens, rows.prompt_lengths, rows.completion_lengths], [2, 1, 2])
-    num_rows, length = rows.tokens.shape
-    prompt = rows.prompt_lengths[:, None]
-    ends = prompt + jnp.cumsum(rows.completion_lengths, axis=1)
-    starts = ends - rows.completion_lengths
+    chex.assert_rank([batch.tokens, batch.prompt_lengths, batch.completion_lengths], [2, 1, 2])
+    count, length = batch.tokens.shape
+    prompt = batch.prompt_lengths[:, None]
+    ends = prompt + jnp.cumsum(batch.completion_lengths, axis=1)
+    starts = ends - batch.completion_lengths
 
-    slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.tokens.shape)
+    slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), batch.tokens.shape)
     completion = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A after the last one.
-    # A single completion sees its whole row: causal attention without a mask, as kernels do it.
+    # A single completion sees its whole sequence: causal attention without a mask, as kernels do
+    # it.
     shared = None
     if starts.shape[1] > 1:
         shared = SharedPrompt(
-            rows.prompt_lengths,
+            batch.prompt_lengths,
             starts,
-            rows.completion_lengths,
-            rows.prompt_capacity,
-            min(window + rows.given_capacity, length),
+            batch.completion_lengths,
+            batch.prompt_capacity,
+            min(window + batch.given_capacity, length),
         )
     start = jnp.take_along_axis(starts, jnp.minimum(completion, starts.shape[1] - 1), axis=1)
     positions = jnp.where(slots < prompt, slots, prompt + slots - start)
-    hidden = model.hidden_states(params, config, rows.tokens, positions, shared)
+    hidden = model.hidden_states(params, config, batch.tokens, positions, shared)
 
     # Token t of a completion is at start + t, predicted by the token before it, or for the first
     # token by the last one of the prompt.
     times = jnp.broadcast_to(jnp.arange(window, dtype=jnp.int32), (*starts.shape, window))
-    if rows.given is not None:
-        times = times + rows.given[:, :, None]
+    if batch.given is not None:
+        times = times + batch.given[:, :, None]
     target = jnp.minimum(starts[:, :, None] + times, length - 1)
     source = jnp.where(times == 0, prompt[:, :, None] - 1, target - 1)
-    target, source = (slot.reshape(num_rows, -1) for slot in (target, source))
+    target, source = (slot.reshape(count, -1) for slot in (target, source))
     logprobs, entropies = token_logprobs(
         jnp.take_along_axis(hidden, source[:, :, None], axis=1),
         model.unembedding(params, config),
-        jnp.take_along_axis(rows.tokens, target, axis=1),
+        jnp.take_along_axis(batch.tokens, target, axis=1),
         temperature=temperature,
         vocab_size=vocab_size,
         entropy_gradient=entropy_gradient,
     )
-    shape = (num_rows, starts.shape[1], window)
+    shape = (count, starts.shape[1], window)
     return logprobs.reshape(shape), entropies.reshape(shape)
