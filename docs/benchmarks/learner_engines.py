@@ -25,7 +25,7 @@ def _loaded(task: Task) -> tuple[Any, Any, Any]:
 
 
 def own_sampler(task: Task) -> Measurements:
-    """This project's `Sampler`, greedy, with rows split over the CPU's devices."""
+    """This project's `Sampler`, greedy, with sequences split over the CPU's devices."""
     import jax
 
     from learner.sampling.sampler import Sampler, SamplingParams
@@ -66,7 +66,7 @@ def transformers(task: Task) -> Measurements:
 def tunix(task: Task) -> Measurements:
     """The sampler of google-tunix, greedy, with heads and widths split over the CPU's devices.
 
-    Splitting rows and parameters instead, by its mesh axis `fsdp`, is slower.
+    Splitting sequences and parameters instead, by its mesh axis `fsdp`, is slower.
     """
     import jax
     import numpy as np
@@ -108,14 +108,14 @@ def tunix(task: Task) -> Measurements:
     def work() -> dict[str, Any]:
         with mesh:
             out = sampler(texts, max_generation_steps=new, max_prompt_length=longest)
-        ids = [np.asarray(row).tolist() for row in out.tokens]
+        ids = [np.asarray(sequence).tolist() for sequence in out.tokens]
         return {"tokens": sum(map(len, ids)), "ids": ids}
 
     return timed(work)
 
 
 def own_update(task: Task) -> Measurements:
-    """Updates of this project's `SFTTrainer`, all rows in one micro-batch."""
+    """Updates of this project's `SFTTrainer`, all sequences in one micro-batch."""
     from experiments.run import process
     from learner.training import sft, train_state
     from learner.training.train_state import OptimizerConfig
@@ -182,10 +182,10 @@ def own_policy_update(task: Task) -> Measurements:
     process.keep_freed_memory()
     config, mesh, params = _loaded(task)
     completions = np.array(task["completions"])
-    rows, new = completions.shape
+    sequences, new = completions.shape
     training = GRPOConfig(
         prompts_per_step=len(task["prompts"]),
-        group_size=rows // len(task["prompts"]),
+        group_size=sequences // len(task["prompts"]),
         micro_batch_size=task["micro_batch_groups"],
         max_new_tokens=new,
         # No sampler gave these tokens; as unlikely as below, each has the weight of the cap.
@@ -199,10 +199,10 @@ def own_policy_update(task: Task) -> Measurements:
         prompts=task["prompts"],
         tokens=completions,
         logprobs=np.full(completions.shape, -1e3, np.float32),
-        lengths=np.full(rows, new),
-        lost=np.zeros(rows, np.int32),
-        truncated=np.zeros(rows, bool),
-        completions=[Completion("", new, False)] * rows,
+        lengths=np.full(sequences, new),
+        lost=np.zeros(sequences, np.int32),
+        truncated=np.zeros(sequences, bool),
+        completions=[Completion("", new, False)] * sequences,
         rewards=np.array(task["rewards"], np.float32),
     )
     for step in range(task["steps"]):
@@ -215,7 +215,7 @@ def own_policy_update(task: Task) -> Measurements:
 
 
 def torch_policy_update(task: Task) -> Measurements:
-    """The same updates in plain PyTorch: each completion in a row with its prompt."""
+    """The same updates in plain PyTorch: each completion in a sequence with its prompt."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -299,11 +299,11 @@ def trl(task: Task) -> Measurements:
 
     model = transformers.AutoModelForCausalLM.from_pretrained(task["folder"], dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(task["folder"])
-    rows = len(task["prompts"]) * task["group_size"]
+    sequences = len(task["prompts"]) * task["group_size"]
     config = library.GRPOConfig(
         output_dir=f"{task['folder']}/scratch",
         per_device_train_batch_size=task["peer_micro_batch_size"],
-        gradient_accumulation_steps=rows // task["peer_micro_batch_size"],
+        gradient_accumulation_steps=sequences // task["peer_micro_batch_size"],
         num_generations=task["group_size"],
         max_completion_length=task["new_tokens"],
         generation_kwargs={"min_new_tokens": task["new_tokens"]},
@@ -346,4 +346,4 @@ def trl(task: Task) -> Measurements:
         callbacks=[Clock()],
     )
     trainer.train()
-    yield {"seconds": ends[1] - begins[1], "tokens": rows * task["new_tokens"]}
+    yield {"seconds": ends[1] - begins[1], "tokens": sequences * task["new_tokens"]}

@@ -39,7 +39,7 @@ def ask(
       models: argument of `make_solver` by name.
       options: of the command.
       whole: models that are asked in the same blocks in every start, and of a block without all of
-        its answers everything again, because the number of questions computed together affects rounding.
+        its answers everything again, because what is computed together affects rounding.
 
     Raises:
       UserError: an option is not allowed or differs from that of the folder's first start.

@@ -10,15 +10,15 @@ import pytest
 
 from learner.training import grpo
 
-ROWS, WINDOW = 6, 7
+SEQUENCES, WINDOW = 6, 7
 CONSTANT_LENGTH = 11  # Of "constant".
 LENGTHS = np.array([7, 3, 1, 5, 0, 4])
 
 
 @pytest.fixture(scope="module")
-def rows():
+def sequences():
     rng = np.random.default_rng(0)
-    shape = (ROWS, WINDOW)
+    shape = (SEQUENCES, WINDOW)
     logprobs = -rng.exponential(size=shape)
     return {
         "logprobs": logprobs,
@@ -30,14 +30,14 @@ def rows():
     }
 
 
-def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
+def by_hand(config, sequences, logprobs, entropies, skip_sequences=(), frozen=None):
     """The objective as nested loops over completions and tokens, in float64.
 
     `frozen` are the log-probabilities that the k1 cost is computed from: those at the point where
     a derivative is taken, since the cost is a constant of the derivative.
     """
     frozen = logprobs if frozen is None else frozen
-    completions = [i for i in range(ROWS) if LENGTHS[i] > 0 and i not in skip_rows]
+    completions = [i for i in range(SEQUENCES) if LENGTHS[i] > 0 and i not in skip_sequences]
     all_tokens = sum(LENGTHS[i] for i in completions)
     loss = 0.0
     names = ("entropy", "kl", "kl_reference", "clip_low", "clip_high", "clip_dual")
@@ -45,9 +45,9 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
     ratios, gaps = [], []
     for i in completions:
         n = LENGTHS[i]
-        now, sampled = logprobs[i, :n], rows["sampled_logprobs"][i, :n]
+        now, sampled = logprobs[i, :n], sequences["sampled_logprobs"][i, :n]
         corrected = config.importance_correction != "none"
-        old = rows["old_logprobs"][i, :n] if corrected else sampled
+        old = sequences["old_logprobs"][i, :n] if corrected else sampled
         for t in range(n):
             if config.ratio_level == "token":
                 ratio = math.exp(now[t]) / math.exp(old[t])
@@ -60,12 +60,12 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
             }[config.importance_correction]
             if corrected:
                 trust = min(trust, config.importance_cap)
-            advantage = rows["advantages"][i]
+            advantage = sequences["advantages"][i]
             kl = 0.0
             if config.kl_coef:
-                q_over_p = math.exp(rows["reference_logprobs"][i, t] - now[t])
+                q_over_p = math.exp(sequences["reference_logprobs"][i, t] - now[t])
                 if config.kl_estimator == "k1":
-                    kl = frozen[i, t] - rows["reference_logprobs"][i, t]
+                    kl = frozen[i, t] - sequences["reference_logprobs"][i, t]
                     advantage -= config.kl_coef * kl
                 else:
                     kl = q_over_p - math.log(q_over_p) - 1
@@ -98,11 +98,11 @@ def by_hand(config, rows, logprobs, entropies, skip_rows=(), frozen=None):
     return loss, sums | {"mismatch_mean": sum(gaps), "mismatch_max": max(gaps)}
 
 
-def ours(config, rows, logprobs, entropies, mask):
+def ours(config, sequences, logprobs, entropies, mask):
     weights = grpo.token_weights(mask, config.loss_normalization, CONSTANT_LENGTH)
 
     def array(name):
-        return jnp.asarray(rows[name], jnp.float32)
+        return jnp.asarray(sequences[name], jnp.float32)
 
     return grpo.objective(
         config,
@@ -141,23 +141,23 @@ OPTIONS = {
 @pytest.mark.parametrize("ratio_level", ["token", "sequence"])
 @pytest.mark.parametrize("loss_normalization", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("option", OPTIONS)
-def test_objective_and_gradient(rows, option, ratio_level, loss_normalization, mask_truncated):
+def test_objective_and_gradient(sequences, option, ratio_level, loss_normalization, mask_truncated):
     config = grpo.ObjectiveConfig(
         ratio_level=ratio_level,
         loss_normalization=loss_normalization,
         **({"clip_low": 0.2, "clip_high": 0.28} | OPTIONS[option]),
     )
-    truncated = np.zeros(ROWS, bool)
+    truncated = np.zeros(SEQUENCES, bool)
     truncated[[0, 5]] = mask_truncated
     mask = jnp.arange(WINDOW) < np.where(truncated, 0, LENGTHS)[:, None]
     skip = set(np.flatnonzero(truncated))
-    point = np.stack([rows["logprobs"], rows["entropies"]])
-    want, want_sums = by_hand(config, rows, *point, skip)
+    point = np.stack([sequences["logprobs"], sequences["entropies"]])
+    want, want_sums = by_hand(config, sequences, *point, skip)
 
     # Padding may hold garbage; it must reach neither loss nor gradient.
     now = jnp.where(mask, jnp.asarray(point, jnp.float32), 1e4)
     (loss, sums), gradient = jax.value_and_grad(
-        lambda x: ours(config, rows, *x, mask), has_aux=True
+        lambda x: ours(config, sequences, *x, mask), has_aux=True
     )(now)
 
     np.testing.assert_allclose(loss, want, rtol=3e-5)
@@ -178,20 +178,20 @@ def test_objective_and_gradient(rows, option, ratio_level, loss_normalization, m
         for which in (0, 1):
             step = np.zeros_like(point)
             step[which, i, t] = h
-            above, _ = by_hand(config, rows, *(point + step), skip, frozen=point[0])
-            below, _ = by_hand(config, rows, *(point - step), skip, frozen=point[0])
+            above, _ = by_hand(config, sequences, *(point + step), skip, frozen=point[0])
+            below, _ = by_hand(config, sequences, *(point - step), skip, frozen=point[0])
             numeric[which, i, t] = (above - below) / (2 * h)
     np.testing.assert_allclose(gradient, numeric, atol=2e-6, rtol=1e-4)
 
 
-def test_micro_batches_add_up(rows):
+def test_micro_batches_add_up(sequences):
     config = grpo.ObjectiveConfig(kl_coef=0.1)
     mask = jnp.arange(WINDOW) < LENGTHS[:, None]
     weights = grpo.token_weights(mask, "token")
     names = ("logprobs", "entropies", "sampled_logprobs")
-    arrays = [jnp.asarray(rows[name], jnp.float32) for name in names]
-    advantages = jnp.asarray(rows["advantages"], jnp.float32)[:, None]
-    reference = jnp.asarray(rows["reference_logprobs"], jnp.float32)
+    arrays = [jnp.asarray(sequences[name], jnp.float32) for name in names]
+    advantages = jnp.asarray(sequences["advantages"], jnp.float32)[:, None]
+    reference = jnp.asarray(sequences["reference_logprobs"], jnp.float32)
     loss, sums = grpo.objective(config, *arrays, advantages, mask, weights, reference)
     parts_loss, parts = 0.0, []
     for part in (slice(0, 1), slice(1, 4), slice(4, 6)):
@@ -213,16 +213,20 @@ def test_micro_batches_add_up(rows):
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("correction", ["none", "token", "sequence"])
-def test_completions_that_share_a_row_keep_their_own_sums(rows, level, correction):
-    """All of them in one row, as `completions` numbers their tokens, and each in its own."""
+def test_completions_that_share_a_sequence_keep_their_own_sums(sequences, level, correction):
+    """All of them in one sequence, as `completions` numbers their tokens, and each in its own."""
     config = grpo.ObjectiveConfig(
         ratio_level=level, importance_correction=correction, importance_cap=1.3, kl_coef=0.1
     )
     mask = jnp.arange(WINDOW) < jnp.asarray(LENGTHS)[:, None]
     names = ("sampled_logprobs", "reference_logprobs", "old_logprobs", "entropies")
-    sampled, reference, old, entropies = (jnp.asarray(rows[name], jnp.float32) for name in names)
+    sampled, reference, old, entropies = (
+        jnp.asarray(sequences[name], jnp.float32) for name in names
+    )
     numbers = jnp.broadcast_to(jnp.arange(1, len(LENGTHS) + 1)[:, None], mask.shape)
-    advantages = jnp.broadcast_to(jnp.asarray(rows["advantages"], jnp.float32)[:, None], mask.shape)
+    advantages = jnp.broadcast_to(
+        jnp.asarray(sequences["advantages"], jnp.float32)[:, None], mask.shape
+    )
     weights = grpo.token_weights(mask, "sequence")
 
     def loss(logprobs, shape, completions):
@@ -230,25 +234,27 @@ def test_completions_that_share_a_row_keep_their_own_sums(rows, level, correctio
         flat = (x.reshape(shape) for x in args)
         return grpo.objective(config, *flat, completions)
 
-    logprobs = jnp.asarray(rows["logprobs"], jnp.float32)
+    logprobs = jnp.asarray(sequences["logprobs"], jnp.float32)
     both = jax.value_and_grad(loss, has_aux=True)
     want = both(logprobs, mask.shape, None)
-    one_row = (1, mask.size)
-    # The numbers of tokens go up to the length of the row; 0 is no completion.
-    got = both(logprobs, one_row, numbers.reshape(one_row))
+    one_sequence = (1, mask.size)
+    # The numbers of tokens go up to the length of the sequence; 0 is no completion.
+    got = both(logprobs, one_sequence, numbers.reshape(one_sequence))
     for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
-def test_on_policy_gradient_is_that_of_reinforce(rows):
+def test_on_policy_gradient_is_that_of_reinforce(sequences):
     config = grpo.ObjectiveConfig()
     mask = jnp.arange(WINDOW) < LENGTHS[:, None]
-    on_policy = rows | {"sampled_logprobs": rows["logprobs"]}
-    logprobs, entropies = (jnp.asarray(rows[k], jnp.float32) for k in ("logprobs", "entropies"))
+    on_policy = sequences | {"sampled_logprobs": sequences["logprobs"]}
+    logprobs, entropies = (
+        jnp.asarray(sequences[k], jnp.float32) for k in ("logprobs", "entropies")
+    )
     (_, sums), gradient = jax.value_and_grad(
         lambda x: ours(config, on_policy, x, entropies, mask), has_aux=True
     )(logprobs)
-    want = np.where(mask, -rows["advantages"][:, None] / LENGTHS.sum(), 0.0)
+    want = np.where(mask, -sequences["advantages"][:, None] / LENGTHS.sum(), 0.0)
     np.testing.assert_allclose(gradient, want, rtol=1e-5)
     assert sums["kl"] == 0
     assert sums["ratio_min"] == sums["ratio_max"] == 1

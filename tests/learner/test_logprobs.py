@@ -93,7 +93,7 @@ def test_bfloat16_model_keeps_float32_statistics():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_at_the_size_of_qwen3_4b(dtype):
     """Width 2,560 and 151,936 ids, by the compiler's own count, from shapes alone."""
-    rows, length, width, vocab, chunk = 8, 4096, 2560, 151_936, 1024
+    sequences, length, width, vocab, chunk = 8, 4096, 2560, 151_936, 1024
 
     def loss(hidden, output, targets):
         logp, entropy = token_logprobs(hidden, output, targets, chunk=chunk)
@@ -103,9 +103,9 @@ def test_memory_at_the_size_of_qwen3_4b(dtype):
         return (
             jax.jit(jax.grad(loss, argnums=(0, 1)))
             .lower(
-                jax.ShapeDtypeStruct((rows, length, width), dtype),
+                jax.ShapeDtypeStruct((sequences, length, width), dtype),
                 jax.ShapeDtypeStruct((width, vocab), jnp.float32),
-                jax.ShapeDtypeStruct((rows, length), jnp.int32),
+                jax.ShapeDtypeStruct((sequences, length), jnp.int32),
             )
             .compile()
             .memory_analysis()
@@ -113,8 +113,8 @@ def test_memory_at_the_size_of_qwen3_4b(dtype):
         )
 
     matrix, logits_of_chunk = 4 * width * vocab, 4 * chunk * vocab
-    hidden = 4 * rows * length * width
-    all_logits = 4 * rows * length * vocab
+    hidden = 4 * sequences * length * width
+    all_logits = 4 * sequences * length * vocab
     assert all_logits > 19e9
     # The gradient of the matrix; its cast copy (and the CPU's way back to float32) in bfloat16; a
     # few copies of one chunk's logits; the hidden states cut into chunks and their gradient.
@@ -166,11 +166,11 @@ def collectives(text):
 @pytest.mark.parametrize("layout", [(8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 2, 2)])
 def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout):
     """Chunks are counted for each device, and no loop holds a collective of the matrix's size."""
-    rows, length, width, vocab, chunk = 16, 12, 16, 512, 8
-    hidden = RNG.normal(size=(rows, length, width)).astype(np.float32)
+    sequences, length, width, vocab, chunk = 16, 12, 16, 512, 8
+    hidden = RNG.normal(size=(sequences, length, width)).astype(np.float32)
     output = RNG.normal(size=(width, vocab)).astype(np.float32)
-    targets = RNG.integers(0, 500, (rows, length)).astype(np.int32)
-    weight = RNG.normal(size=(2, rows, length)).astype(np.float32)
+    targets = RNG.integers(0, 500, (sequences, length)).astype(np.int32)
+    weight = RNG.normal(size=(2, sequences, length)).astype(np.float32)
 
     def loss(hidden, output):
         logp, entropy = token_logprobs(hidden, output, targets, chunk=chunk, vocab_size=500)
@@ -188,11 +188,11 @@ def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-5)
 
     text = compiled.as_text()
-    rows_of_one = rows // sharding.num_batch_shards(mesh)
-    steps = -(-length // max(1, chunk // rows_of_one))
+    sequences_of_one = sequences // sharding.num_batch_shards(mesh)
+    steps = -(-length // max(1, chunk // sequences_of_one))
     assert re.findall(r"known_trip_count\W+n\W+(\d+)", text) == [str(steps)] * 2
     # In the loops only what belongs to a chunk's tokens: hidden states, statistics, gradients.
-    allowed = rows_of_one * max(1, chunk // rows_of_one) * width * layout[1]
+    allowed = sequences_of_one * max(1, chunk // sequences_of_one) * width * layout[1]
     assert all(size <= allowed for _, size in collectives(in_loops(text)))
     # No device gets more than its part of the matrix; the gradient is summed once.
     part = width * vocab // layout[1] // layout[2]

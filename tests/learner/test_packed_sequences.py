@@ -41,9 +41,9 @@ def packed(batch, shapes, shared, chosen, each_alone=False):
     advantages = np.asarray(grpo.group_advantages(batch.groups, "none")).reshape(-1)
     parts = chosen[:, None] if each_alone else [chosen]
     return [
-        rows
+        sequences
         for part in parts
-        for rows in micro_batches(batch, part, advantages, weights, shapes, shared, 256)
+        for sequences in micro_batches(batch, part, advantages, weights, shapes, shared, 256)
     ]
 
 
@@ -75,21 +75,23 @@ def test_packing_changes_neither_loss_nor_gradient(
         trained = lora.init(jax.random.key(0), adapters, tiny_model)
         trained = jax.tree.map(lambda x: x + 0.02, trained)  # Fresh ones change nothing.
 
-    def loss(trained, rows):
+    def loss(trained, sequences):
         policy = lora.attach(frozen, trained, adapters) if rank else trained
-        forward = functools.partial(packed_logprobs, config=tiny_model, rows=rows, temperature=0.7)
+        forward = functools.partial(
+            packed_logprobs, config=tiny_model, batch=sequences, temperature=0.7
+        )
         logprobs, entropies = forward(policy, entropy_gradient=True)
         return grpo.objective(
             config,
             logprobs,
             entropies,
-            rows.sampled_logprobs,
-            rows.advantages,
-            rows.weights > 0,
-            rows.weights,
+            sequences.sampled_logprobs,
+            sequences.advantages,
+            sequences.weights > 0,
+            sequences.weights,
             forward(frozen)[0],
-            rows.old_logprobs,
-            rows.completions,
+            sequences.old_logprobs,
+            sequences.completions,
         )
 
     both = jax.jit(jax.value_and_grad(loss, has_aux=True))
@@ -114,31 +116,35 @@ def test_packing_changes_neither_loss_nor_gradient(
 
 def test_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params):
     batch = rollout()
-    (rows,) = packed(batch, [(2, 96)], True, np.arange(12))
+    (sequences,) = packed(batch, [(2, 96)], True, np.arange(12))
     computed = jax.jit(packed_logprobs, static_argnums=(1, 3, 4))
-    logprobs, entropies = computed(tiny_params, tiny_model, rows, 0.5, 259)
+    logprobs, entropies = computed(tiny_params, tiny_model, sequences, 0.5, 259)
     assert np.isfinite(logprobs).all()
     assert np.isfinite(entropies).all()
     found = []
     forward = jax.jit(forward_pass.logits, static_argnums=1)
-    for row, number in ((r, n) for r in range(2) for n in range(1, rows.completions[r].max() + 1)):
-        there = np.flatnonzero(rows.completions[row] == number)
-        prompt = rows.sources[row, there[0]] + 1
-        part = (rows.prompts[row] == rows.prompts[row, there[0]]) & (rows.completions[row] == 0)
+    for sequence, number in (
+        (r, n) for r in range(2) for n in range(1, sequences.completions[r].max() + 1)
+    ):
+        there = np.flatnonzero(sequences.completions[sequence] == number)
+        prompt = sequences.sources[sequence, there[0]] + 1
+        part = (sequences.prompts[sequence] == sequences.prompts[sequence, there[0]]) & (
+            sequences.completions[sequence] == 0
+        )
         begin = np.flatnonzero(part)[0]
-        whole = [*rows.tokens[row, begin:prompt], *rows.tokens[row, there]]
+        whole = [*sequences.tokens[sequence, begin:prompt], *sequences.tokens[sequence, there]]
         np.testing.assert_array_equal(
-            rows.positions[row, there], np.arange(len(whole))[-len(there) :]
+            sequences.positions[sequence, there], np.arange(len(whole))[-len(there) :]
         )
         padded = jnp.array([whole + [256] * (40 - len(whole))])
         logits = forward(tiny_params, tiny_model, padded, jnp.arange(40)[None])
         full = np.asarray(logits[0, : len(whole)], np.float64)[:, :259] / 0.5
         full -= np.log(np.exp(full).sum(axis=1, keepdims=True))
         predicted = full[len(whole) - len(there) - 1 : -1]
-        chosen = np.take_along_axis(predicted, rows.tokens[row, there][:, None], 1)[:, 0]
-        np.testing.assert_allclose(logprobs[row, there], chosen, atol=2e-5)
+        chosen = np.take_along_axis(predicted, sequences.tokens[sequence, there][:, None], 1)[:, 0]
+        np.testing.assert_allclose(logprobs[sequence, there], chosen, atol=2e-5)
         entropy = -(np.exp(predicted) * predicted).sum(axis=1)
-        np.testing.assert_allclose(entropies[row, there], entropy, atol=2e-5)
+        np.testing.assert_allclose(entropies[sequence, there], entropy, atol=2e-5)
         found.append(tuple(whole))
     want = [
         (*batch.prompts[i // GROUP], *batch.tokens[i, : batch.lengths[i]].tolist())
@@ -152,14 +158,20 @@ def test_kernels_of_tpus_get_one_completion_for_each_prompt(tiny_model):
     assert attention.shares_prompts(tiny_model)
     wide = dataclasses.replace(tiny_model, head_dim=128, attention="splash")
     assert not attention.shares_prompts(wide)
-    (rows,) = packed(rollout(), [(2, 128)], False, np.arange(12))
-    for row in range(2):
-        pairs = {*zip(rows.prompts[row].tolist(), rows.completions[row].tolist(), strict=True)}
+    (sequences,) = packed(rollout(), [(2, 128)], False, np.arange(12))
+    for sequence in range(2):
+        pairs = {
+            *zip(
+                sequences.prompts[sequence].tolist(),
+                sequences.completions[sequence].tolist(),
+                strict=True,
+            )
+        }
         completions = [prompt for prompt, completion in pairs if completion]
         assert len(completions) == len(set(completions)) > 0
 
 
 def test_an_empty_prompt_is_named():
-    rows = PackedSequences.empty(1, 8, 0)
+    sequences = PackedSequences.empty(1, 8, 0)
     with pytest.raises(ValueError, match="prompt is empty"):
-        rows.add(0, 0, [], [np.zeros(2, np.int32)])
+        sequences.add(0, 0, [], [np.zeros(2, np.int32)])

@@ -12,7 +12,7 @@ def workloads(draw):
     """Completions with their prompts, shapes that hold each, and whether prompts are shared."""
     shards = draw(st.integers(1, 4))
     length = draw(st.integers(128, 5000))
-    rows = shards * draw(st.integers(1, 8))
+    sequences = shards * draw(st.integers(1, 8))
     groups = draw(st.integers(1, 12))
     size = draw(st.integers(1, 6))
     seed = draw(st.integers(0, 2**32 - 1))
@@ -20,7 +20,7 @@ def workloads(draw):
     prompts = rng.integers(1, length // 2 + 1, groups).repeat(size)
     lengths = 1 + (rng.random(groups * size) ** draw(st.integers(1, 9)) * (length // 2 - 1))
     kept = np.flatnonzero(rng.random(groups * size) < 0.8)
-    shapes = packing.shapes(rows, shards, length, groups * size)
+    shapes = packing.shapes(sequences, shards, length, groups * size)
     group = np.arange(groups).repeat(size)
     return (
         prompts[kept],
@@ -34,7 +34,7 @@ def workloads(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(workloads())
-def test_every_completion_is_packed_once_into_few_rows(workload):
+def test_every_completion_is_packed_once_into_few_sequences(workload):
     prompts, lengths, groups, shapes, shards, shared = workload
     longest = shapes[0][1]
     parts = packing.split_groups(prompts, lengths, groups, longest, shared)
@@ -46,17 +46,21 @@ def test_every_completion_is_packed_once_into_few_rows(workload):
         assert size <= longest
     batches = packing.pack(sizes, shapes)
     assert packing.pack(sizes, shapes) == batches
-    assert sorted(i for _, rows in batches for row in rows for i in row) == list(range(len(parts)))
-    for (rows, length), contents in batches:
-        assert (rows, length) in shapes
-        assert rows % shards == 0
-        assert len(contents) == rows
+    assert sorted(
+        i for _, sequences in batches for sequence in sequences for i in sequence
+    ) == list(range(len(parts)))
+    for (sequences, length), contents in batches:
+        assert (sequences, length) in shapes
+        assert sequences % shards == 0
+        assert len(contents) == sequences
         assert any(contents)
-        assert all(sizes[row].sum() <= length for row in contents)
-    # Best fit leaves no two of the longest rows at most half full; and a step fills micro-batches.
-    rows = min(shapes[-1][0], max(1, len(parts)))
-    enough = -(-max(1, 2 * sizes.sum() // longest) // rows) * rows
-    used = sum(rows * length * (packing._LINEAR + length) for (rows, length), _ in batches)
+        assert all(sizes[sequence].sum() <= length for sequence in contents)
+    # Best fit leaves no two of the longest at most half full; and a step fills micro-batches.
+    sequences = min(shapes[-1][0], max(1, len(parts)))
+    enough = -(-max(1, 2 * sizes.sum() // longest) // sequences) * sequences
+    used = sum(
+        sequences * length * (packing._LINEAR + length) for (sequences, length), _ in batches
+    )
     bound = (enough + shapes[0][0]) * longest * (packing._LINEAR + longest)
     assert used <= bound
 
@@ -64,12 +68,12 @@ def test_every_completion_is_packed_once_into_few_rows(workload):
 @pytest.mark.parametrize(
     ("args", "want"),
     [
-        # One row a device, four: rows of all lengths are multiples of 512, as the kernel's tiles.
+        # One a device, four: all lengths are multiples of 512, as the kernel's tiles.
         ((8, 8, 4608, 256), [(8, 4608), (8, 3072), (8, 2048), (8, 1024)]),
         ((32, 8, 4608, 256), [(32, 4608), (32, 3072), (32, 2048), (32, 1024)]),
-        # So many rows would not fill a micro-batch.
+        # So many sequences would not fill a micro-batch.
         ((128, 32, 4608, 256), [(32, 4608), (32, 3072), (32, 2048), (32, 1024)]),
-        # Short rows: fewer of them.
+        # Short sequences: fewer of them.
         ((8, 1, 256, 384), [(8, 256), (4, 256), (2, 256), (1, 256)]),
         ((8, 2, 256, 384), [(8, 256), (4, 256), (2, 256)]),
         ((8, 8, 256, 384), [(8, 256), (8, 128)]),
@@ -81,10 +85,10 @@ def test_shapes(args, want):
     assert packing.shapes(*args) == want
 
 
-@pytest.mark.parametrize(("rows", "shards"), [(8, 8), (32, 8), (128, 32)])
-def test_recommended_layouts_use_their_tokens(rows, shards):
+@pytest.mark.parametrize(("sequences", "shards"), [(8, 8), (32, 8), (128, 32)])
+def test_recommended_layouts_use_their_tokens(sequences, shards):
     """Qwen3-4B on v5e-8, v6e-8, v5p-64, completions of lognormal lengths: at most four shapes."""
-    config = GRPOConfig(max_new_tokens=4096, micro_batch_size=rows)
+    config = GRPOConfig(max_new_tokens=4096, micro_batch_size=sequences)
     rng = np.random.default_rng(0)
     needed, made, shapes = 0, 0, set()
     for _ in range(20):
@@ -98,6 +102,6 @@ def test_recommended_layouts_use_their_tokens(rows, shards):
         batches = packing.pack(sizes, allowed)
         shapes |= {shape for shape, _ in batches}
         needed += sizes.sum()
-        made += sum(rows * length for (rows, length), _ in batches)
+        made += sum(sequences * length for (sequences, length), _ in batches)
     assert needed > 0.94 * made
     assert len(shapes) <= 4

@@ -32,10 +32,10 @@ def test_every_completion_ends_and_shares_no_page(budgets, slots, size, steps, m
     pages = Pages(groups, columns, SHARDS, per_sequence, size, most)
     state = Sequences.idle(groups, columns, prompts, per_sequence)
     requests = [
-        Request([i] * (i + 1), np.full(2, i, np.uint32), np.array(row, np.int32))
-        for i, row in enumerate(budgets)
+        Request([i] * (i + 1), np.full(2, i, np.uint32), np.array(sequence, np.int32))
+        for i, sequence in enumerate(budgets)
     ]
-    lengths = [[int(rng.integers(1, n, endpoint=True)) for n in row] for row in budgets]
+    lengths = [[int(rng.integers(1, n, endpoint=True)) for n in sequence] for sequence in budgets]
     schedule = Schedule(requests, (groups, prompts))
     prefilled, ended, again = {}, [], 0
     for _ in range(10_000):
@@ -55,10 +55,10 @@ def test_every_completion_ends_and_shares_no_page(budgets, slots, size, steps, m
             assert len(set(used)) == len(used)
             assert all(0 < page < pages.count for page in used)
         assert (state.pages[~running] == 0).all()
-        rows = schedule.rows(state)
+        sequences = schedule.completions(state)
         generated = int(rng.integers(1, steps, endpoint=True))
         for at in places(running):
-            prompt, sample = divmod(int(rows[at]), SAMPLES)
+            prompt, sample = divmod(int(sequences[at]), SAMPLES)
             assert prefilled[at[0] * prompts + state.parents[at]] == requests[prompt].prompt
             assert state.prompt_lengths[at[0], state.parents[at]] == prompt
             assert state.key_data[at].tolist() == [prompt, prompt]
@@ -66,7 +66,7 @@ def test_every_completion_ends_and_shares_no_page(budgets, slots, size, steps, m
             state.counts[at] = min(int(state.counts[at]) + generated, lengths[prompt][sample])
             if state.counts[at] == lengths[prompt][sample]:
                 state.finish[at] = FinishReason.STOP_TOKEN
-                ended.append(int(rows[at]))
+                ended.append(int(sequences[at]))
     assert sorted(ended) == list(range(len(budgets) * SAMPLES))
     assert not schedule.waits
     assert again == 0 or most < groups // SHARDS * columns * per_sequence

@@ -285,7 +285,7 @@ def test_advice_begins_with_what_needs_most(tiny_model):
 
 
 def test_operations_of_an_update_are_those_of_its_products(tiny_model):
-    """Against XLA's count of a forward pass of one row: the update has three times as many."""
+    """Against XLA's count of a forward pass of one sequence: the update has three times as many."""
     mesh = sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
     unrolled = dataclasses.replace(tiny_model, scan_unroll=tiny_model.num_hidden_layers)
     params = model.abstract_params(unrolled)

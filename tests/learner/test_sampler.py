@@ -58,7 +58,7 @@ def test_greedy_equals_torch_generation(tmp_path):
     reference = Qwen3ForCausalLM.from_pretrained(tmp_path).eval()
     assert isinstance(reference.config, TorchConfig)
     got = sampler(temperature=0.0, max_new_tokens=64)(PARAMS, PROMPTS, keys(5))
-    for prompt, row in zip(PROMPTS, got.tokens, strict=True):
+    for prompt, sequence in zip(PROMPTS, got.tokens, strict=True):
         with torch.no_grad():
             want = reference.generate(
                 torch.tensor([prompt]),
@@ -66,7 +66,7 @@ def test_greedy_equals_torch_generation(tmp_path):
                 do_sample=False,
                 max_new_tokens=64,
             )
-        np.testing.assert_array_equal(row, want[0, len(prompt) :].numpy())
+        np.testing.assert_array_equal(sequence, want[0, len(prompt) :].numpy())
     assert not got.stopped.any()
     assert (got.lengths == 64).all()
 
@@ -78,14 +78,14 @@ def forward_logits(samples, group):
     """
     N, M = samples.tokens.shape
     width = max(map(len, PROMPTS)) + M
-    rows = np.full((N, width), PAD, np.int32)
+    sequences = np.full((N, width), PAD, np.int32)
     starts = np.array([len(PROMPTS[n // group]) for n in range(N)])
     for n in range(N):
         whole = [*PROMPTS[n // group], *samples.tokens[n, : samples.lengths[n]]]
-        rows[n, : len(whole)] = whole
-    positions = np.broadcast_to(np.arange(width, dtype=np.int32), rows.shape)
+        sequences[n, : len(whole)] = whole
+    positions = np.broadcast_to(np.arange(width, dtype=np.int32), sequences.shape)
     forward = jax.jit(forward_pass.logits, static_argnums=1)
-    logits = np.asarray(forward(PARAMS, CONFIG, rows, positions))
+    logits = np.asarray(forward(PARAMS, CONFIG, sequences, positions))
     at = np.minimum(starts[:, None] - 1 + np.arange(M), width - 1)
     return np.take_along_axis(logits, at[..., None], axis=1)
 
@@ -134,7 +134,7 @@ def test_logprobs_are_those_of_the_full_forward_pass(temperature, vocab_size, sa
         assert got.stopped[n] or length == 36
         assert completion.max() < (vocab_size or 96)
     # The samples of one prompt differ, unless they are greedy.
-    assert len({tuple(row) for row in got.tokens[:4]}) == (4 if temperature else 1)
+    assert len({tuple(sequence) for sequence in got.tokens[:4]}) == (4 if temperature else 1)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_eight_devices_give_the_tokens_of_one(axes, temperature):
         ({"data": 8}, (8, 1, 1)),
     ],
 )
-def test_decoding_splits_the_model_where_updates_split_rows(axes, decoding):
+def test_decoding_splits_the_model_where_updates_split_sequences(axes, decoding):
     mesh = sharding.make_mesh(**axes)
     assert decoding_mesh(CONFIG, mesh).devices.shape == decoding
     placed = jax.device_put(PARAMS, model.param_shardings(CONFIG, mesh))
@@ -197,7 +197,7 @@ def test_a_sample_depends_on_its_own_key_alone(otherwise):
 @pytest.mark.parametrize(
     ("sampling_slots", "shards", "prompts", "samples", "slots"),
     [
-        (512, 1, 32, 32, (32, 16, 1)),  # all rows run, though not all completions fit
+        (512, 1, 32, 32, (32, 16, 1)),  # all sequences run, though not all completions fit
         (64, 1, 4, 32, (4, 16, 1)),
         (512, 1, 33, 32, (40, 12, 1)),
         (512, 1, 1000, 32, (128, 4, 2)),  # prompts wait
@@ -213,7 +213,7 @@ def test_completions_that_run_at_a_time(sampling_slots, shards, prompts, samples
     assert slot_counts(prompts, samples, shards, sampling_slots // shards) == slots
 
 
-def test_rows_are_used_whatever_is_asked_for():
+def test_slots_are_used_whatever_is_asked_for():
     """Never more than `sampling_slots`, and at most a quarter of what could run is left idle."""
     for prompts in range(1, 600, 7):
         for samples in (1, 2, 3, 4, 8, 16, 32, 100, 600):
@@ -293,7 +293,7 @@ def test_samples_share_the_prefill_of_their_prompt(sampling_slots):
 def test_hundreds_of_completions_through_few_slots():
     prompts = [PROMPTS[n % 5][: 1 + n % 4] for n in range(300)]
     budgets = RNG.integers(1, 5, 600)
-    few, many = (sampler(sampling_slots=rows, max_new_tokens=4) for rows in (24, 1024))
+    few, many = (sampler(sampling_slots=slots, max_new_tokens=4) for slots in (24, 1024))
     got = few(PARAMS, prompts, keys(300), num_samples=2, budgets=budgets)
     want = many(PARAMS, prompts, keys(300), num_samples=2, budgets=budgets)
     np.testing.assert_array_equal(got.lengths, budgets)

@@ -58,9 +58,9 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
     before = jax.tree.map(np.asarray, tiny_params)
 
     moved = []
-    for mesh, rows in ((one_device, 2), (sharding.make_mesh(2, 2), 4)):
+    for mesh, sequences in ((one_device, 2), (sharding.make_mesh(2, 2), 4)):
         trainer = SFTTrainer(
-            dataclasses.replace(CONFIG, micro_batch_size=rows), tiny_model, mesh, pad_id=256
+            dataclasses.replace(CONFIG, micro_batch_size=sequences), tiny_model, mesh, pad_id=256
         )
         params = jax.tree.map(jnp.array, before)
         state = create_train_state(params, tiny_model, CONFIG.optimizer, mesh)
@@ -75,7 +75,7 @@ def test_loss_is_the_token_mean_over_the_whole_batch(
 def test_prompts_that_begin_alike_go_through_the_model_together(
     tiny_model, tiny_params, one_device, monkeypatch
 ):
-    """One row for all that share a beginning; loss and gradients are those of separate rows."""
+    """One for all that share a beginning; loss and gradients are those of separate sequences."""
     rng = np.random.default_rng(0)
 
     def ids(n):
@@ -99,8 +99,8 @@ def test_prompts_that_begin_alike_go_through_the_model_together(
     assert [len(batch.tokens) for batch in make_batch(examples, CONFIG, 256)] == [4] * 3
     for mesh, shards in ((one_device, 1), (sharding.make_mesh(2), 2)):
         metrics, together = step(mesh, 0.9)
-        rows = [len(batch.tokens) for batch in make_batch(examples, CONFIG, 256, shards)]
-        assert rows == [shards] * 3
+        sequences = [len(batch.tokens) for batch in make_batch(examples, CONFIG, 256, shards)]
+        assert sequences == [shards] * 3
         for name in ("loss", "entropy", "grad_norm", "completion_tokens"):
             np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5, err_msg=name)
         for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):

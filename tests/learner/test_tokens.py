@@ -157,8 +157,8 @@ def test_the_tokens_that_end_a_thought_are_known():
     budget = tokens.ThinkingBudget(max_tokens=3, closing_ids=(5, 1))
     rng = np.random.default_rng(0)
     completions = rng.integers(0, 7, (200, 7))
-    for row, forced in zip(completions.tolist(), budget.forced(completions), strict=True):
-        cut = 1 not in row[:3]
+    for sequence, forced in zip(completions.tolist(), budget.forced(completions), strict=True):
+        cut = 1 not in sequence[:3]
         assert forced.tolist() == [cut and place in (3, 4) for place in range(7)]
 
 

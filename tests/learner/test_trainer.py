@@ -64,17 +64,17 @@ def change(params, before):
     return flat(params) - flat(before)
 
 
-ROWS = 16
+SEQUENCES = 16
 
 
-def one_step(start, mesh, rows, **options):
-    """One step with all terms of the loss; at most `rows` go through the model at a time."""
+def one_step(start, mesh, sequences, **options):
+    """One step with all terms of the loss; at most `sequences` go through the model at a time."""
     model_config, tokenizer, task, before, reference = start
     config = dataclasses.replace(
         CONFIG,
         objective=ObjectiveConfig(kl_coef=0.1, loss_normalization="sequence", entropy_coef=0.01),
         degenerate_groups="keep",
-        micro_batch_size=rows,
+        micro_batch_size=sequences,
         **options,
     )
     where = model.param_shardings(model_config, mesh)
@@ -92,8 +92,8 @@ def start(tiny_model, byte_tokenizer, make_letter_task):
 
 @pytest.fixture(scope="module")
 def plain_step(start, one_device):
-    """Metrics and change of weights of a step on one device, all rows at once."""
-    result = one_step(start, one_device, ROWS)
+    """Metrics and change of weights of a step on one device, all sequences at once."""
+    result = one_step(start, one_device, SEQUENCES)
     moved = change(result.state.params, start[3])
     assert np.abs(moved).max() > 1e-3
     assert result.metrics["kl_reference"] > 0
@@ -111,7 +111,7 @@ def plain_step(start, one_device):
     ],
 )
 def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulation):
-    """Data, fsdp, tensor, and mixed; the 16 rows at once or in micro-batches.
+    """Data, fsdp, tensor, and mixed; the 16 sequences at once or in micro-batches.
 
     AdamW's epsilon is large here, so a weight moves in proportion to its gradient: the tolerance
     is that of the gradient, 1e-4 of itself or 2e-6 of a step of 1e-2. The tiny model has two
@@ -119,7 +119,7 @@ def test_a_step_is_the_same_on_any_layout(start, plain_step, layout, accumulatio
     """
     metrics, moved = plain_step
     mesh = sharding.make_mesh(*layout)
-    result = one_step(start, mesh, ROWS // accumulation)
+    result = one_step(start, mesh, SEQUENCES // accumulation)
     np.testing.assert_allclose(change(result.state.params, start[3]), moved, rtol=1e-4, atol=2e-6)
     where = model.param_shardings(start[0], mesh)
     for leaf, sharded in zip(
@@ -216,17 +216,17 @@ def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params)
 
     prompts = [tokens(n) for n in (3, 9, 5)]
     completions = [[tokens(n) for n in lengths] for lengths in ((4, 1), (6,), (2, 5, 3))]
-    rows = pack_sequences(
+    sequences = pack_sequences(
         prompts,
         completions,
-        rows=4,
-        completions_per_row=3,
+        sequences=4,
+        completions_per_sequence=3,
         length=16,
         pad_id=256,
         prompt_capacity=16,
     )
     computed = jax.jit(completion_logprobs, static_argnums=(1, 3, 4, 5))
-    logprobs, entropies = computed(tiny_params, tiny_model, rows, 6, 0.5, 259)
+    logprobs, entropies = computed(tiny_params, tiny_model, sequences, 6, 0.5, 259)
     assert logprobs.shape == entropies.shape == (4, 3, 6)
     forward, positions = jax.jit(forward_pass.logits, static_argnums=1), jnp.arange(16)[None]
     for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
