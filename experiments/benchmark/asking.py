@@ -21,7 +21,7 @@ from experiments.text.errors import UserError
 from mapf_jax import formats
 
 _ANSWERS, _FAILURES, _OPTIONS = "answers.jsonl", "failures.jsonl", "options.json"
-_BLOCK = 512  # Questions; fewer leave more of a device's rows idle at the end of each block.
+_BLOCK = 512  # Questions; fewer leave more of a device's slots idle at the end of each block.
 _NOTED = ("tokens", "prompt_tokens", "truncated", "note", "text")
 
 
@@ -53,8 +53,8 @@ def ask(
             _check_options(name, folders[name], solver)
         questions = open_set(root, options, reporter)
         for name, solver in solvers.items():
-            rows = _unanswered(files.read_log(folders[name] / _ANSWERS), questions)
-            for line in solver.forecast(questions, rows) if len(rows) else ():
+            indices = _unanswered(files.read_log(folders[name] / _ANSWERS), questions)
+            for line in solver.forecast(questions, indices) if len(indices) else ():
                 reporter.line(line)
         with directory.timed():
             for name, solver in solvers.items():
@@ -81,23 +81,24 @@ def verdicts(questions: BenchmarkQuestions, given: Sequence[Given]) -> list[dict
     Raises:
       RuntimeError: a valid plan costs less than the optimum of its instance.
     """
-    rows = np.array([one.row for one in given])
-    instances = questions.instances[rows]
+    indices = np.array([one.question for one in given])
+    instances = questions.instances[indices]
     texts = [one.text or "" for one in given]
     plans = mapf_jax.plans_from_texts(texts, instances.starts.shape[-2])
     checked = formats.verify_in_blocks(instances, plans)
-    solved = questions.solved[rows]
+    solved = questions.solved[indices]
     made = []
     for i, one in enumerate(given):
         fields = formats.verdict_fields(checked[i])
         gap = fields["gap"]
         if gap is not None and gap < 0:
             raise RuntimeError(
-                f"{questions.names[one.row]}: a valid plan costs {-gap} less than the optimum there"
+                f"{questions.names[one.question]}: a valid plan costs {-gap} less than the optimum "
+                "there"
             )
         optimal = gap == 0 if solved[i] else None
         noted = {name: getattr(one, name) for name in _NOTED}
-        made.append({"id": questions.names[one.row], "optimal": optimal, **fields, **noted})
+        made.append({"id": questions.names[one.question], "optimal": optimal, **fields, **noted})
     return made
 
 
@@ -117,14 +118,14 @@ def _ask(
     """Asks one model its unanswered questions and stores each answer as it arrives."""
     records = files.open_log(folder / _ANSWERS)
     files.open_log(folder / _FAILURES)
-    rows = _unanswered(records, questions)
-    if not len(rows):
+    indices = _unanswered(records, questions)
+    if not len(indices):
         return
-    blocks = [rows]
+    blocks = [indices]
     if whole:
         every = np.arange(len(questions))
-        blocks = [every[first : first + _BLOCK] for first in np.unique(rows // _BLOCK) * _BLOCK]
-        again = {questions.names[row] for row in np.concatenate(blocks)}
+        blocks = [every[first : first + _BLOCK] for first in np.unique(indices // _BLOCK) * _BLOCK]
+        again = {questions.names[index] for index in np.concatenate(blocks)}
         records = [record for record in records if record["id"] not in again]
         files.write_file(folder / _ANSWERS, records)
     done, valid, failed = len(records), sum(record["valid"] for record in records), 0
@@ -134,9 +135,9 @@ def _ask(
             if fresh:
                 made = verdicts(questions, fresh)
                 files.append_log(folder / _ANSWERS, made)
-                done, valid = done + len(made), valid + sum(row["valid"] for row in made)
+                done, valid = done + len(made), valid + sum(answer["valid"] for answer in made)
             without = [
-                {"id": questions.names[one.row], "time": round(time.time()), "why": one.note}
+                {"id": questions.names[one.question], "time": round(time.time()), "why": one.note}
                 for one in given
                 if one.text is None
             ]
@@ -148,7 +149,7 @@ def _ask(
 
 
 def _unanswered(known: Sequence[dict[str, Any]], questions: BenchmarkQuestions) -> np.ndarray:
-    """int[n], the rows of questions without a record."""
+    """int[n], of the questions without a record."""
     answered = {record["id"] for record in known}
     return np.array([i for i, name in enumerate(questions.names) if name not in answered], int)
 

@@ -72,13 +72,13 @@ class BenchmarkQuestions:
         """Whether these are only a part of the set."""
         return len(self) < self.about["of"]
 
-    def chat(self, row: int, list_holes: bool) -> list[dict[str, str]]:
+    def chat(self, question: int, list_holes: bool) -> list[dict[str, str]]:
         """The question about one instance, as a chat."""
-        return [{"role": "user", "content": mapf_jax.prompt(self.instances[row], list_holes)}]
+        return [{"role": "user", "content": mapf_jax.prompt(self.instances[question], list_holes)}]
 
-    def keys(self, seed: int, rows: np.ndarray) -> jax.Array:
-        """PRNG keys [len(rows)]; each depends only on the seed and the name of its instance."""
-        digests = (hashlib.sha256(self.names[row].encode()).digest()[:4] for row in rows)
+    def keys(self, seed: int, indices: np.ndarray) -> jax.Array:
+        """PRNG keys [len(indices)]; each depends only on the seed and the name of its instance."""
+        digests = (hashlib.sha256(self.names[i].encode()).digest()[:4] for i in indices)
         numbers = np.array([int.from_bytes(digest, "big") for digest in digests], np.uint32)
         return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
 
@@ -233,17 +233,17 @@ def _limited(records: list[dict[str, Any]], limit: int | None) -> list[dict[str,
 
 def _solve(records: list[dict[str, Any]], reporter: Reporter) -> None:
     """Solves the records without a cost, in place."""
-    rows = [i for i, record in enumerate(records) if record.get("cost") is None]
-    with reporter.bar("solving the set", total=len(rows)) as advance:
-        for first in range(0, len(rows), BLOCK):
-            chunk = rows[first : first + BLOCK]
+    unsolved = [i for i, record in enumerate(records) if record.get("cost") is None]
+    with reporter.bar("solving the set", total=len(unsolved)) as advance:
+        for first in range(0, len(unsolved), BLOCK):
+            chunk = unsolved[first : first + BLOCK]
             bare = [
                 {name: records[i][name] for name in ("id", "map", "starts", "goals")} for i in chunk
             ]
             instances = formats.from_records(bare)
             solved = dataclasses.replace(instances, solution=mapf_jax.solve(instances))
-            for row, i in enumerate(chunk):
-                records[i] |= formats.to_record(solved[row], records[i]["id"])
+            for place, i in enumerate(chunk):
+                records[i] |= formats.to_record(solved[place], records[i]["id"])
             advance(first + len(chunk), "")
 
 

@@ -53,7 +53,7 @@ class Given:
     """The result of asking one question.
 
     Attributes:
-      row: index of the question.
+      question: its index.
       text: the answer; None if there is none, which does not count as a wrong answer.
       tokens: length of the answer, reasoning included; None if unknown.
       prompt_tokens: length of the question; None if unknown.
@@ -62,7 +62,7 @@ class Given:
       refused: there is no answer because the server refused the request itself.
     """
 
-    row: int
+    question: int
     text: str | None
     tokens: int | None = None
     prompt_tokens: int | None = None
@@ -80,7 +80,7 @@ class Solver(abc.ABC):
 
     options: dict[str, Any]
 
-    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
+    def forecast(self, questions: BenchmarkQuestions, indices: np.ndarray) -> list[str]:
         """Lines for people before the answers, such as an estimate of the cost where it is known.
 
         Raises:
@@ -98,8 +98,8 @@ class Solver(abc.ABC):
         raise UserError(f"model={self.options['model']}: it answers nothing but the benchmark")
 
     @abc.abstractmethod
-    def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
-        """Yields the results of the questions in `rows` (int[n]) as they arrive, in any order.
+    def answer(self, questions: BenchmarkQuestions, indices: np.ndarray) -> Iterator[list[Given]]:
+        """Yields the results of the questions in `indices` (int[n]) as they arrive, in any order.
 
         Raises:
           UserError: the model cannot be used with these options.
@@ -133,14 +133,14 @@ class OracleSolver(Solver):
         if self._oracle.random:
             self.options |= {"seed": options.seed}
 
-    def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
+    def answer(self, questions: BenchmarkQuestions, indices: np.ndarray) -> Iterator[list[Given]]:
         """Yields blocks of answers."""
-        for first in range(0, len(rows), BLOCK):
-            block = rows[first : first + BLOCK]
+        for first in range(0, len(indices), BLOCK):
+            block = indices[first : first + BLOCK]
             texts = self._oracle.answers(
                 questions.instances[block], questions.keys(self._seed, block)
             )
-            yield [Given(int(row), text) for row, text in zip(block, texts, strict=True)]
+            yield [Given(int(question), text) for question, text in zip(block, texts, strict=True)]
 
 
 class LocalSolver(Solver):
@@ -227,26 +227,28 @@ class LocalSolver(Solver):
                 digest.update(bytes.fromhex(of_file))
         return settings, {"kind": kind, "model": model.path, "weights": digest.hexdigest()}
 
-    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
+    def forecast(self, questions: BenchmarkQuestions, indices: np.ndarray) -> list[str]:
         """What the folder of the model, or of the one it was trained from, recommends in vain."""
         with user_errors():
             recommended = weights.read_generation_config(self._settings.model.folder)
         unused = weights.unused_generation_config(recommended)
         return [f"{self.options['model']}: {unused}"] if unused else []
 
-    def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
+    def answer(self, questions: BenchmarkQuestions, indices: np.ndarray) -> Iterator[list[Given]]:
         """Yields what does not fit, then answers as they finish, longest prompts first."""
         options = self.options
         completer, params = self._loaded
-        chats = [questions.chat(int(row), options["list_holes"]) for row in rows]
+        chats = [questions.chat(int(question), options["list_holes"]) for question in indices]
         fits = np.array([completer.fits(chat) for chat in chats], bool)
         note = "the prompt and a whole answer do not fit the model's window"
-        yield [Given(int(row), "", 0, truncated=True, note=note) for row in rows[~fits]]
-        asked = rows[fits]
+        yield [
+            Given(int(question), "", 0, truncated=True, note=note) for question in indices[~fits]
+        ]
+        asked = indices[fits]
         chats = [chat for chat, fit in zip(chats, fits, strict=True) if fit]
         for i, answer in completer.stream(params, chats, questions.keys(options["seed"], asked)):
-            row = int(asked[i])
-            yield [Given(row, answer.text, answer.num_tokens, truncated=answer.truncated)]
+            question = int(asked[i])
+            yield [Given(question, answer.text, answer.num_tokens, truncated=answer.truncated)]
 
     @functools.cached_property
     def _loaded(self) -> tuple[Completer, Any]:
@@ -318,13 +320,13 @@ class EndpointSolver(Solver):
             "extra": self._endpoint.extra_fields,
         }
 
-    def forecast(self, questions: BenchmarkQuestions, rows: np.ndarray) -> list[str]:
+    def forecast(self, questions: BenchmarkQuestions, indices: np.ndarray) -> list[str]:
         """Upper bounds on tokens and, if prices are known, on cost; excludes failed requests."""
-        chats = (questions.chat(int(row), self._list_holes) for row in rows)
+        chats = (questions.chat(int(question), self._list_holes) for question in indices)
         characters = sum(len(chat[0]["content"]) for chat in chats)
-        asked, given = characters // _CHARACTERS_PER_TOKEN, len(rows) * self._budget
+        asked, given = characters // _CHARACTERS_PER_TOKEN, len(indices) * self._budget
         lines = [
-            f"{len(rows):,} questions to {self._endpoint.model}: about {asked:,} prompt tokens "
+            f"{len(indices):,} questions to {self._endpoint.model}: about {asked:,} prompt tokens "
             f"(one for every {_CHARACTERS_PER_TOKEN} characters), at most {given:,} answer tokens "
             f"({self._budget:,} each)"
         ]
@@ -334,7 +336,7 @@ class EndpointSolver(Solver):
         cost, most = self._endpoint.cost(asked, given), self._options.max_cost
         if most is not None and cost > most:
             raise UserError(
-                f"max_cost={most:g}: {len(rows)} answers may cost {cost:,.2f}; allow that, or "
+                f"max_cost={most:g}: {len(indices)} answers may cost {cost:,.2f}; allow that, or "
                 "take a smaller --max_new_tokens, --limit or --per_cell"
             )
         return [
@@ -343,17 +345,17 @@ class EndpointSolver(Solver):
             "tries that fail come on top if the server counts them",
         ]
 
-    def answer(self, questions: BenchmarkQuestions, rows: np.ndarray) -> Iterator[list[Given]]:
+    def answer(self, questions: BenchmarkQuestions, indices: np.ndarray) -> Iterator[list[Given]]:
         """Sends several requests at a time and yields each answer as it arrives.
 
         Raises:
           UserError: the server refuses before its first answer, or too many requests in a row fail.
         """
-        seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, rows)).tolist()
+        seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, indices)).tolist()
         ask = functools.partial(self._ask, questions)
         # If an earlier start has answers, the rest may be exactly the questions it refuses.
-        known, in_a_row = len(rows) < len(questions), 0
-        asked = zip(rows.tolist(), seeds, strict=True)
+        known, in_a_row = len(indices) < len(questions), 0
+        asked = zip(indices.tolist(), seeds, strict=True)
         # Its threads are daemons, so that an interrupt does not wait for pending requests.
         with multiprocessing.pool.ThreadPool(self._options.concurrency) as pool:
 
@@ -379,14 +381,14 @@ class EndpointSolver(Solver):
         with user_errors():
             return self._endpoint(chat, seed)
 
-    def _ask(self, questions: BenchmarkQuestions, row_and_seed: tuple[int, int]) -> Given:
-        row, seed = row_and_seed
+    def _ask(self, questions: BenchmarkQuestions, question_and_seed: tuple[int, int]) -> Given:
+        question, seed = question_and_seed
         try:
-            reply = self._endpoint.ask(questions.chat(row, self._list_holes), seed)
+            reply = self._endpoint.ask(questions.chat(question, self._list_holes), seed)
         except (NoAnswerError, RefusedError) as error:
-            return Given(row, None, note=str(error), refused=isinstance(error, RefusedError))
+            return Given(question, None, note=str(error), refused=isinstance(error, RefusedError))
         truncated = reply.finish == "length" if reply.finish else None
-        return Given(row, reply.text, reply.completion_tokens, reply.prompt_tokens, truncated)
+        return Given(question, reply.text, reply.completion_tokens, reply.prompt_tokens, truncated)
 
 
 @functools.lru_cache(maxsize=1)

@@ -331,7 +331,7 @@ def test_rotation_by_a_product_is_the_same():
     ],
 )
 def test_heads_of_the_tpu_kernel_are_those_of_the_reference(length, heads, dtype, axes):
-    """Norm, rotation, order and factor; lengths that are no whole tiles, several blocks of heads."""
+    """Norm, rotation, order and factor; lengths of no whole tiles, several blocks of heads."""
     config = published("Qwen3-0.6B", dtype=dtype)
     x, g = jax.random.normal(jax.random.key(0), (2, 2, length, heads, 128), dtype)
     scale = 1 + jax.random.normal(jax.random.key(1), (128,)) / 8
