@@ -262,7 +262,7 @@ def plan_lines(found: Mapping[str, Any]) -> Iterator[Line]:
             "model": Path(target["config"]).name,
             "moments": found["work"]["moment_dtype"],
             "slots": target["completions"],
-            "rows": target["rows"],
+            "sequences": target["sequences"],
             "memory planned, GB": target["peak"] / 1e9,
             "in use, GB": target["peak_in_use"] and target["peak_in_use"] / 1e9,
         }
