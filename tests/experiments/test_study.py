@@ -298,8 +298,8 @@ def test_a_study_that_is_asked_to_leave_lets_its_runs_leave(runner, tmp_path, nu
 def test_a_study_that_is_left_early_compares_nothing(tmp_path, monkeypatch, capsys):
     state = {"finished": 1, "planned": 4, "failed": 0}
     monkeypatch.setattr(study_runs, "compute", lambda *_: ({"state": state}, False))
-    with flagsaver.flagsaver():
-        flags.FLAGS(["study", f"--workdir={tmp_path}"])
+    with flagsaver.flagsaver(workdir=str(tmp_path)):
+        flags.FLAGS.mark_as_parsed()  # Parsing would ask for what other commands require.
         with pytest.raises(SystemExit) as error:
             command.run(["study"], lambda _: (None, None))
     assert error.value.code == 75
