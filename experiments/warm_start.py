@@ -416,11 +416,9 @@ def _train(
             for step in range(start, last):
                 # Designs are far longer than solutions; separate batches avoid padding.
                 name = "solutions" if (step + 1) % _DESIGN_EVERY.value else "designs"
-                size = (
-                    min(_MICRO_BATCH_SIZE, _BATCH_SIZE.value)
-                    if name == "designs"
-                    else _BATCH_SIZE.value
-                )
+                size = _BATCH_SIZE.value
+                if name == "designs":
+                    size = min(_MICRO_BATCH_SIZE, size)
                 done, examples = step + 1, lessons[name]
                 with watcher.hold():
                     chosen = prompt_indices(order_key, step, size, len(examples))

@@ -2,10 +2,9 @@
 
 The kernel of the platform is used where it applies (cuDNN on GPUs, splash attention on TPUs), else
 a plain reference. All three compute causal attention of the last tokens of a sequence to the whole
-sequence.
-Sequences are padded on the right, which needs no mask: a token never sees later ones. If
+sequence. Sequences are padded on the right, which needs no mask: a token never sees later ones. If
 completions share the prompt of a sequence, each is cut out and put after the prompt, whose padding
-is then masked.
+is then masked (`SharedPrompt`); sequences of several prompts are masked (`Segments`).
 
 Letters in shapes: B sequences, T tokens, Q of them with queries, H query heads, K key/value heads,
 R = H / K query heads per key/value head, h head width.
@@ -62,7 +61,7 @@ class Segments:
     """Sequences of several prompts, each followed by its completions, which do not see each other.
 
     Attributes:
-        prompts: i32[B, T], the number of a token's prompt, one's own or that of one's completion.
+        prompts: i32[B, T], for each token the number of the prompt that it is part of or completes.
         completions: i32[B, T], the number of a token's completion; 0 in prompts.
     """
 
@@ -70,7 +69,7 @@ class Segments:
     completions: Array
 
     def visible(self, queries: Array) -> Array:
-        """bool[B, n, T], which keys belong to some queries' prompts and completions, i32[n]."""
+        """bool[B, n, T]: whether a key is in the prompt or completion of a query, a slot i32[n]."""
         prompts, completions = self.prompts[:, None], self.completions[:, None]
         own = completions == self.completions[:, queries, None]
         return (prompts == self.prompts[:, queries, None]) & ((completions == 0) | own)
@@ -138,8 +137,7 @@ def obstacle(name: str, config: DecoderConfig) -> str | None:
 def _try(name: str, config: DecoderConfig) -> str | None:
     """`problem` of a kernel, forwards and backwards.
 
-    On whole sequences, on their last halves, and on sequences of two prompts with a completion
-    each.
+    On whole sequences, on their last halves, and with two prompts and a completion to each.
     """
     K = config.num_key_value_heads
     rng = np.random.default_rng(0)
@@ -225,8 +223,8 @@ def _attend(
     Args:
         implementation: `Choice.name`.
         q: [B, Q, H, h]; k, v: [B, T, K, h].
-        layout: which keys are valid, bool[B, T], a token always being; or, where Q is T, what the
-            sequences hold.
+        layout: which keys are valid, bool[B, T], those of the queries' own tokens among them; or,
+            where Q is T, what the sequences hold.
 
     Returns:
         [B, Q, H, h].
@@ -370,9 +368,8 @@ def _splash(
     """Splash attention, JAX's sparse flash kernel for TPUs, of one device's sequences and heads.
 
     The kernel takes whole tiles: sequences are padded on the right, which no token of theirs sees,
-      and
-    keys and values on the left too, where the padding is masked. It does not scale, so queries are
-    scaled first, in their own dtype.
+    and keys and values on the left too, where the padding is masked. It does not scale, so queries
+    are scaled first, in their own dtype.
 
     `interpret` runs the kernel's steps one by one on any platform. With `heads_first`, arguments
     and result are those of `heads_first_attention`.

@@ -100,7 +100,7 @@ def limit_vocabulary(logits: Array, vocab_size: int | None, first: Array | int =
 # out because differentiating log_softmax makes several times as many passes over the logits.
 
 
-_ROWS = P(None, sharding.BATCH_AXES)  # The first axis counts chunks.
+_BATCH = P(None, sharding.BATCH_AXES)  # The first axis counts chunks.
 _MATRIX = P("fsdp", "tensor")
 
 
@@ -110,7 +110,7 @@ def _on_devices(
     """Run `local` on each device's sequences and part of the matrix; on all if nothing is split."""
     if columns[0].ndim < 3 or jax.sharding.get_abstract_mesh().empty:
         return local(hidden, unembedding, *columns)
-    in_specs = (_ROWS, _MATRIX, *[_ROWS] * len(columns))
+    in_specs = (_BATCH, _MATRIX, *[_BATCH] * len(columns))
     run = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return run(hidden, unembedding, *columns)
 
@@ -229,7 +229,7 @@ def _forward(
 
         return jax.lax.map(one, (hidden, targets))
 
-    logp, entropy, normaliser = _on_devices(local, (_ROWS,) * 3, hidden, unembedding, targets)
+    logp, entropy, normaliser = _on_devices(local, (_BATCH,) * 3, hidden, unembedding, targets)
     return (logp, entropy), (hidden, unembedding, targets, normaliser, entropy)
 
 
@@ -265,7 +265,7 @@ def _backward(
         total, hidden_bar = jax.lax.scan(one, zeros, (hidden, *of_tokens))
         return hidden_bar, columns.gradient(total)
 
-    return *_on_devices(local, (_ROWS, _MATRIX), *saved, *cotangents), None
+    return *_on_devices(local, (_BATCH, _MATRIX), *saved, *cotangents), None
 
 
 _chunked = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(3, 4, 5))

@@ -112,13 +112,13 @@ class Attention(nn.Module):
     """Projections, norms of queries and keys if any, rotation; `attend` does the rest.
 
     In decoding `attend` does norms and rotation too, and takes [tokens, heads * h]. With
-    `heads_first` it takes heads before tokens, and queries times h^-1/2, as
+    `tpu_kernels` it takes heads before tokens, and queries times h^-1/2, as
     `learner.decoder.heads_tpu` makes them; `rope` is that of `whole_heads`.
     """
 
     config: DecoderConfig
     decoding: bool = False
-    heads_first: bool = False
+    tpu_kernels: bool = False
 
     @nn.compact
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
@@ -137,7 +137,7 @@ class Attention(nn.Module):
 
         q_norm, k_norm = norm("q_norm"), norm("k_norm")
         flat, lead = x.reshape(-1, D), x.shape[:-1]
-        if self.heads_first:
+        if self.tpu_kernels:
             from learner.decoder.heads_tpu import heads_first  # Imports Pallas for TPUs.
 
             def to_heads(x: Array, matrix: Array) -> Array:
@@ -164,7 +164,7 @@ class MLP(nn.Module):
     """The SwiGLU feed-forward layer (arXiv 2002.05202)."""
 
     config: DecoderConfig
-    heads_first: bool = False
+    tpu_kernels: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -174,7 +174,7 @@ class MLP(nn.Module):
         flat = x.reshape(-1, c.hidden_size)
         gate = Projection(c, *widen, name="gate_proj")(flat)
         up = Projection(c, *widen, name="up_proj")(flat)
-        if self.heads_first:
+        if self.tpu_kernels:
             # Otherwise XLA recomputes the gated product, and both of its gradients, for every tile
             # of the matrix products that take them.
             gate, up = map(gradient_in_memory, (gate, up))
@@ -216,24 +216,24 @@ class Block(nn.Module):
     `attend(q, k, v)` is the attention: over the whole masked sequence in training, over a cache in
     decoding. Tokens are flattened to two dimensions for every matrix product: XLA's CPU backward
     pass of the three-dimensional form is 2.7 times slower. `decoding` means one token of each
-    sample, `heads_first` that the kernel of TPUs takes sequences as they are; neither changes the
+    sample, `tpu_kernels` that kernels of TPUs do what is around the products; neither changes the
     result.
     """
 
     config: DecoderConfig
     decoding: bool = False
-    heads_first: bool = False
+    tpu_kernels: bool = False
 
     @nn.compact
     def __call__(self, x: Array, rope: tuple[Array, Array], attend: Attend) -> Array:
         """x [..., hidden_size] after both layers, each added to what it reads."""
         c = self.config
         normed = RMSNorm(c, "norm", name="input_norm")(x)
-        attention = Attention(c, self.decoding, self.heads_first, name="attention")
+        attention = Attention(c, self.decoding, self.tpu_kernels, name="attention")
         out = attention(normed, rope, attend)
         x = x + checkpoint_name(out, "attention_output")
         normed = RMSNorm(c, "norm", name="post_attention_norm")(x)
-        return x + checkpoint_name(MLP(c, self.heads_first, name="mlp")(normed), "mlp_output")
+        return x + checkpoint_name(MLP(c, self.tpu_kernels, name="mlp")(normed), "mlp_output")
 
 
 class Decoder(nn.Module):
@@ -257,10 +257,10 @@ class Decoder(nn.Module):
         attend: Attend
         # Completions that share a prompt are cut out of their sequences first.
         if isinstance(layout, SharedPrompt) or not _orders_heads(c):
-            heads_first, name = False, choose(c).name
+            tpu_kernels, name = False, choose(c).name
             attend = functools.partial(self_attention, implementation=name, layout=layout)
         else:
-            heads_first, rope = True, whole_heads(rope)
+            tpu_kernels, rope = True, whole_heads(rope)
             attend = functools.partial(heads_first_attention, segments=layout)
 
         def body(block: Block, x: Array, _: None) -> tuple[Array, None]:
@@ -278,7 +278,7 @@ class Decoder(nn.Module):
             unroll=min(c.scan_unroll, c.num_hidden_layers),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        block = Block(c, heads_first=heads_first, name="layers")
+        block = Block(c, tpu_kernels=tpu_kernels, name="layers")
         x, _ = layers(block, embed_split(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
 
@@ -291,11 +291,11 @@ def embed(embedding: Array, tokens: Array, config: DecoderConfig) -> Array:
 
 
 def embed_split(embedding: Array, tokens: Array, config: DecoderConfig) -> Array:
-    """`embed` for training, where `fsdp` splits both the sequences of tokens and the width D.
+    """`embed` for training, where `fsdp` splits both the tokens and the width D.
 
-    Each device looks up its part of the width for all sequences of its group; then the group
-    exchanges parts of the width for sequences. So no device holds the whole embedding, neither in
-    float32 nor as a gradient. Only activations move, far fewer sequences than the vocabulary has.
+    Each device looks up its part of the width for all tokens of its group; then the group exchanges
+    parts of the width for tokens. So no device holds the whole embedding, neither in float32 nor as
+    a gradient. Only activations move, of far fewer tokens than the vocabulary has.
     """
     tokens = nn.with_logical_constraint(tokens, ("data_batch", "length"))
     x = jnp.take(embedding, tokens, axis=0).astype(config.residual_dtype)

@@ -31,10 +31,9 @@ class GRPOConfig:
       updates_per_step: optimizer updates on the completions of one step, each on its part of the
         groups, so every completion is used once (unlike mu in DeepSeekMath, arXiv 2402.03300, which
         counts passes over all of them). 1 is strictly on-policy.
-      micro_batch_size: most sequences that go through the model at once, of the length that holds
-        the longest completion with its prompt; a multiple of data * fsdp of the mesh. Sequences
-        hold completions to several prompts (`sequence_shapes`). It changes memory and speed, never
-        the result.
+      micro_batch_size: the most sequences that go through the model at once; a multiple of data *
+        fsdp of the mesh. A sequence holds completions to several prompts, and is long enough for
+        the longest of them (`sequence_shapes`). It changes memory and speed, never the result.
       max_new_tokens: budget of a completion, stop token included.
       thinking_tokens: above 0 the chat template opens the model's thinking, which counts as
         completion. After so many tokens of it a text of Qwen3's own ends it, which is left out of
@@ -43,10 +42,10 @@ class GRPOConfig:
         bounds the memory of the key/value cache. Larger groups are sampled in parts.
       cache_fraction: the cache's size where a kernel decodes, as a fraction of what
         `sampling_slots` completions of `max_new_tokens` need. A value below 1 suits completions
-        that are on average
-        much shorter than that: where the cache is full, the shortest start over later; the log
-        counts their tokens as `completion_tokens_lost`. Many do if the fraction is below the mean
-        length divided by `max_new_tokens`. It changes memory and speed, never the result.
+        that are on average much shorter than that: where the cache is full, the shortest start over
+        later; the log counts their tokens as `completion_tokens_lost`. Many do if the fraction is
+        below the mean length divided by `max_new_tokens`. It changes memory and speed, never the
+        result.
       temperature: of sampling and of the policy that is optimised; > 0.
       objective: the loss.
       optimizer: the optimizer.

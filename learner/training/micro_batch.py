@@ -114,8 +114,7 @@ def completion_logprobs(
 
     slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), batch.tokens.shape)
     completion = jnp.sum(slots[:, :, None] >= ends[:, None, :], axis=2)  # A after the last one.
-    # A single completion sees its whole sequence: causal attention without a mask, as kernels do
-    # it.
+    # A single completion sees its whole sequence: causal attention without a mask.
     shared = None
     if starts.shape[1] > 1:
         shared = SharedPrompt(

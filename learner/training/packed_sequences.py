@@ -64,7 +64,8 @@ class PackedSequences:
         """Writes a part into a sequence; the numbers of parts and completions go on.
 
         Args:
-          begin: the first free slot of the sequence.
+          sequence: its number.
+          begin: its first free slot.
           prompt: token ids, at least one.
           completions: token ids of each.
 

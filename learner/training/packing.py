@@ -17,7 +17,7 @@ _TRIALS = 6
 # Sequences of at least so many tokens are cut into fractions that are multiples of 512, the largest
 # tile of the attention kernel of TPUs.
 _LONG, _TILES = 2304, (512, 128)
-# Of the longest sequence. Together they make up nearly any number of tokens.
+# Fractions of the longest sequence. Together they make up nearly any number of tokens.
 _LENGTHS = (1, 2 / 3, 4 / 9, 2 / 9)
 # Micro-batches of the longest sequences and the longest completions that a step has at least.
 _MICRO_BATCHES = 8
@@ -68,8 +68,8 @@ def split_groups(
     for group in np.unique(groups):
         (own,) = np.nonzero(groups == group)
         own = own[np.argsort(-lengths[own], kind="stable")]
-        room = length - int(prompts[own[0]])
-        sequence_of = np.array(_best_fit(lengths[own], [room] * len(own)))
+        capacity = length - int(prompts[own[0]])
+        sequence_of = np.array(_best_fit(lengths[own], [capacity] * len(own)))
         # One after another, not the fullest first: the rest is small, and fills other sequences.
         parts += [own[sequence_of == sequence] for sequence in np.unique(sequence_of)]
     return parts

@@ -137,7 +137,7 @@ def test_the_registered_blocks_are_the_warm_starts():
     assert all(made[seed].model.path.endswith("climbing_ladder/model") for seed in range(204, 208))
     assert all(made[seed].model.path.endswith("learning_ladder/model") for seed in range(208, 212))
     assert study.seeds[:4] == (200, 204, 208, 201)
-    assert len(list(runs.jobs(study, every))) == 12 * (1 + 3 * (11 + 2))
+    assert len(list(runs.jobs(study, every))) == 12 * (1 + 3 * (11 + 3))
 
 
 def test_blocks_are_compared_alone():

@@ -85,9 +85,9 @@ def test_heads_before_tokens_change_nothing(tiny_model, start, monkeypatch):
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (scaled, k, v))
         return attend(q, k, v).transpose(0, 2, 1, 3)
 
-    def run(heads_first):
-        block = model.Block(tiny_model, heads_first=heads_first)
-        of_order = (rotary.whole_heads(rope), heads_first) if heads_first else (rope, attend)
+    def run(tpu_kernels):
+        block = model.Block(tiny_model, tpu_kernels=tpu_kernels)
+        of_order = (rotary.whole_heads(rope), heads_first) if tpu_kernels else (rope, attend)
 
         def total(layer, x):
             return jnp.sum(jnp.sin(block.apply({"params": layer}, x, *of_order)))
