@@ -1,7 +1,8 @@
 """Do the checkpoints of `branch_sums` read their evidence, and does training change that?
 
-Every checkpoint that designed, and each warm start, is asked 200 made-up pairs of contexts by each
-of two rules (`experiments.reading`). In the repository's root, with the folder of the study:
+Every checkpoint that designed, and each warm start, is asked 100 made-up pairs of contexts by each
+of two rules (`experiments.reading`). With the folder of the study, in a clone at revision 218261f,
+the last one that knows the options of its runs:
 
     PYTHONPATH=. python docs/studies/branch_sums/reading.py studies/branch_sums
 """
@@ -23,7 +24,7 @@ from experiments.run.checkpoint import find_checkpoint
 from experiments.settings import Settings, of_run
 
 _STUDY = runpy.run_path(str(Path(__file__).with_name("study.py")))["STUDY"]
-_QUESTIONS = 200
+_QUESTIONS = 100
 _HEAD = (
     "warm start",
     "state",
