@@ -26,27 +26,27 @@ class Table:
     Attributes:
       title: heading, unique on its page.
       columns: names, with units if any.
-      rows: a value for each column: text, a number, a bool, or None if not measured.
+      lines: a value for each column: text, a number, a bool, or None if not measured.
       note: how to read the table.
     """
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+    lines: Sequence[Sequence[Any]]
     note: str = ""
 
     @classmethod
-    def of(cls, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> Self:
-        """A table of rows given as mappings; None where a row lacks a column."""
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        return cls(title, columns, [[row.get(name) for name in columns] for row in rows], note)
+    def of(cls, title: str, lines: Sequence[Mapping[str, Any]], note: str = "") -> Self:
+        """A table of lines given as mappings; None where a line lacks a column."""
+        columns = list(dict.fromkeys(name for line in lines for name in line))
+        return cls(title, columns, [[line.get(name) for name in columns] for line in lines], note)
 
     @classmethod
     def compared(
         cls, title: str, found: Mapping[str, Mapping[str, Any]], reference: str, scale: int = 100
     ) -> Self:
         """A table of `statistics.compare`: rates in percent and points; others need `scale` 1."""
-        rows = []
+        lines = []
         for name, one in found.items():
             difference = one["difference"]
             tested = [difference and p_value(difference[key]) for key in ("p", "p_holm")]
@@ -54,19 +54,19 @@ class Table:
             shown = [f"{scale * value:.{digits}f}" for value in one["values"].values()]
             minus = difference and estimate(difference, "+", "", scale)
             mean = estimate(one, "", unit, scale)
-            rows.append((name, mean, minus, *tested, ", ".join(shown)))
+            lines.append((name, mean, minus, *tested, ", ".join(shown)))
         columns = ("mean (95 %)", f"minus {reference} (95 %)", "p", "p (Holm)", "by seed")
-        return cls(title, ("variant", *columns), rows)
+        return cls(title, ("variant", *columns), lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; rows as mappings from column names."""
-        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-        return {"title": self.title, "note": self.note, "rows": rows}
+        """JSON-able; `rows` are the lines as mappings from column names."""
+        lines = [dict(zip(self.columns, line, strict=True)) for line in self.lines]
+        return {"title": self.title, "note": self.note, "rows": lines}
 
     def to_csv(self) -> str:
-        """The columns and rows as CSV; None is an empty field."""
+        """The columns and lines as CSV; None is an empty field."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.lines])
         return text.getvalue()
 
     def to_markdown(self) -> str:

@@ -23,7 +23,7 @@ _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One line of a chart, or one row of estimates.
+    """A line of a chart, or an estimate with the values behind it.
 
     Attributes:
       name: in the legend.
@@ -71,20 +71,20 @@ class Lines:
     markers: bool = True
 
     def table(self) -> Table:
-        """The numbers of the chart, one row per point."""
-        rows = [
+        """The numbers of the chart, point by point."""
+        points = [
             (line.name, *point)
             for line in self.series
             for point in itertools.zip_longest(line.x, line.y, line.low, line.high)
         ]
-        return Table(self.title, ("series", self.x_label, self.y_label, "low", "high"), rows)
+        return Table(self.title, ("series", self.x_label, self.y_label, "low", "high"), points)
 
     def draw(self) -> Any:
         """A Matplotlib figure."""
         named = [line for line in self.series if line.in_legend or not line.faint]
         columns = _legend_columns([line.name for line in named])
-        legend_rows = math.ceil(len(named) / columns) if len(named) > 1 else 0
-        figure, axes = _axes(2.75 + 0.19 * legend_rows)
+        legend_lines = math.ceil(len(named) / columns) if len(named) > 1 else 0
+        figure, axes = _axes(2.75 + 0.19 * legend_lines)
         self._draw_begins(axes, 0.8)
         names = list(dict.fromkeys(x for line in self.series for x in line.x if isinstance(x, str)))
         for line in self.series:
@@ -96,7 +96,7 @@ class Lines:
         else:
             axes.xaxis.get_major_locator().set_params(integer=True, steps=[1, 2, 5, 10])
         axes.set(title=self.title, xlabel=self.x_label, ylabel=self.y_label, ylim=self._limits())
-        if legend_rows:
+        if legend_lines:
             figure.legend(loc="outside lower center", ncols=columns)
         return figure
 
@@ -146,18 +146,18 @@ class Estimates(Lines):
         """A Matplotlib figure."""
         figure, axes = _axes(1.0 + 0.36 * len(self.series))
         self._draw_begins(axes, 1.0)
-        for place, row in enumerate(self.series):
-            look = style.look(row.look)
-            value, *points = row.y
+        for place, series in enumerate(self.series):
+            look = style.look(series.look)
+            value, *points = series.y
             dots = {"marker": "o", "markersize": 3, "markeredgewidth": 0, "alpha": 0.7}
             heights = [place + 0.22] * len(points)
             axes.plot(points, heights, linestyle="", color=look.light, **dots)
-            ends = np.array([*row.low, *row.high], float)
+            ends = np.array([*series.low, *series.high], float)
             if np.isfinite(ends).all():
                 axes.hlines(place, *ends, color=look.light, linewidth=2.2)
             if value is not None:
                 axes.plot([value], [place], marker=look.marker, color=look.light, markersize=7)
-        names = [textwrap.fill(row.name, 24) for row in self.series]
+        names = [textwrap.fill(series.name, 24) for series in self.series]
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
@@ -169,7 +169,7 @@ def on_one_scale(charts: Sequence[Lines]) -> list[Lines]:
     """The charts with one `y_range` per unit, which shows all values, for small multiples."""
     shown: dict[str, list[float]] = {chart.y_label: [] for chart in charts}
     for chart in charts:
-        ends = (end for row in chart.series for end in (*row.y, *row.low, *row.high))
+        ends = (end for one in chart.series for end in (*one.y, *one.low, *one.high))
         begins = chart.begins if isinstance(chart, Estimates) else ()
         shown[chart.y_label] += [end for end in (*ends, *begins) if end is not None]
     ranges = {unit: (min(s), max(s)) if len(set(s)) > 1 else None for unit, s in shown.items()}
@@ -225,7 +225,7 @@ class Gallery:
         table = chart.table()
         files.write_text(self._root / "data" / f"{chart.name}.csv", table.to_csv())
         _, tag, content = drawing.getvalue().partition("<svg")
-        names = ", ".join(dict.fromkeys(row[0] for row in table.rows))
+        names = ", ".join(dict.fromkeys(line[0] for line in table.lines))
         return Drawn(Markup(tag + content), f"{chart.title}, {table.columns[2]}: {names}")
 
 
@@ -247,5 +247,5 @@ def _axes(height: float) -> tuple[Any, Any]:
 def _legend_columns(names: Sequence[str]) -> int:
     longest = max((len(name) for name in names), default=0)
     most = max(1, int(66 / (longest + 9)))
-    rows = math.ceil(len(names) / most)
-    return math.ceil(len(names) / max(rows, 1))
+    lines = math.ceil(len(names) / most)
+    return math.ceil(len(names) / max(lines, 1))

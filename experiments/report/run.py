@@ -87,10 +87,10 @@ def _seconds(steps: Sequence[Mapping[str, float]], part: str) -> float:
 
 
 def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
-    """The rows of the table of costs: before training, each round, and the total."""
+    """The lines of the table of costs: before training, each round, and the total."""
     per_draw = run.option("training.group_size") * run.option("training.prompts_per_step")
     initial = None if run.initial is None else run.initial.breakdown.answers
-    rows: list[tuple[str, list[float | None]]] = [
+    lines: list[tuple[str, list[float | None]]] = [
         ("before training", [*[None] * 5, initial, *[None] * 4])
     ]
     for each in run.rounds:
@@ -104,9 +104,9 @@ def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
             len(each.design["raw_texts"]) if each.design else None,
             *(_seconds(each.steps, part) for part in _PARTS),
         ]
-        rows.append((f"round {each.number}", numbers))
-    columns = zip(*(numbers for _, numbers in rows), strict=True)
-    return [*rows, ("all", list(map(_sum, columns)))]
+        lines.append((f"round {each.number}", numbers))
+    columns = zip(*(numbers for _, numbers in lines), strict=True)
+    return [*lines, ("all", list(map(_sum, columns)))]
 
 
 # Validation
@@ -122,8 +122,8 @@ def _validation(run: Run) -> Iterator[Lines]:
     for kind in run.kinds if validations else ():
         lines = []
         for i, group in enumerate(validations[0][1].breakdown.names):
-            rows = [each.breakdown.outcome(group) for _, each in validations]
-            by_group = [None if row is None else 100 * getattr(row, f"{kind}_rate") for row in rows]
+            seen = [each.breakdown.outcome(group) for _, each in validations]
+            by_group = [None if one is None else 100 * getattr(one, f"{kind}_rate") for one in seen]
             lines.append(Series(f"{run.label} {group}", names, by_group, look=i))
         rates = [100 * each.rate(kind) for _, each in validations]
         lines.append(Series("all", names, rates, look=None))

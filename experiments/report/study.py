@@ -60,30 +60,30 @@ def _means(study: Found, metric: Found) -> Estimates:
     before = []
     if kind and starts and metric["name"] not in _OF_ROWS:
         before = [100 * plain.fmean(rate(start, kind) for start in starts)]
-    rows, unit = _estimates(study, metric), "percent" if kind else metric["label"]
-    return Estimates(metric["name"], metric["label"], "what", unit, rows, begins=before)
+    estimates, unit = _estimates(study, metric), "percent" if kind else metric["label"]
+    return Estimates(metric["name"], metric["label"], "what", unit, estimates, begins=before)
 
 
 def _differences(study: Found, metric: Found) -> Estimates:
-    rows = _estimates(study, metric, "difference")
+    estimates = _estimates(study, metric, "difference")
     unit = "points" if rate_of(metric) else f"difference in {metric['label']}"
     title = f"minus {labels(study)[study['reference']]}"
-    return Estimates(f"{metric['name']}_difference", title, "what", unit, rows, begins=[0.0])
+    return Estimates(f"{metric['name']}_difference", title, "what", unit, estimates, begins=[0.0])
 
 
 def _estimates(study: Found, metric: Found, part: str | None = None) -> list[Series]:
-    """The mean of each variant, or a part of its row such as its difference, with its seeds."""
+    """The mean of each variant, or a part of its entry such as its difference, with its seeds."""
     scale, lines = 100 if rate_of(metric) else 1, []
-    rows = [row for row in study["comparison"] if row["metric"] == metric["name"]]
-    for i, row in enumerate(rows):
-        if found := row[part] if part else row:
+    entries = [one for one in study["comparison"] if one["metric"] == metric["name"]]
+    for i, entry in enumerate(entries):
+        if found := entry[part] if part else entry:
             mean, low, high = (
                 None if found[key] is None else scale * found[key]
                 for key in ("mean", "low", "high")
             )
             seeds = {f"seed {seed}": scale * value for seed, value in found["values"].items()}
             names, values = ["mean", *seeds], [mean, *seeds.values()]
-            lines.append(Series(labels(study)[row["variant"]], names, values, [low], [high], i))
+            lines.append(Series(labels(study)[entry["variant"]], names, values, [low], [high], i))
     return lines
 
 

@@ -113,11 +113,11 @@ def run(
             places = len(runs.places(root, _WORKERS.value, all_jobs, submitter))
             work = runs.forecast(root, all_jobs, places)
             work += [further(root, all_jobs)] if further else []
-            rows = [
+            lines = [
                 (*one[:-1], "unknown" if one.hours is None else one.hours)
                 for one in (*work, runs.together(work))
             ]
-            reporter.line(Table("To be computed", runs.Work._fields, rows).to_markdown())
+            reporter.line(Table("To be computed", runs.Work._fields, lines).to_markdown())
             return
         workers = None if TABLES_ONLY.value else _WORKERS.value
         found, whole = runs.compute(

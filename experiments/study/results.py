@@ -153,7 +153,7 @@ def write(
     equal = {p: value for p, value in budgets[study.reference].items() if p not in differs}
     points = [point for run in runs for point in run["points"]]
     comparison = compare(study, runs)
-    compared = dict.fromkeys(row["metric"] for row in comparison)
+    compared = dict.fromkeys(entry["metric"] for entry in comparison)
     found = {
         **common(root, study, settings, runs),
         "variants": [
@@ -433,14 +433,14 @@ def compared(found: Mapping[str, Any]) -> list[Table]:
     """A table for each metric of `study.json`."""
     named, tables = labels(found), []
     for metric in found["metrics"]:
-        rows = {
-            named[row["variant"]]: row
-            for row in found["comparison"]
-            if row["metric"] == metric["name"]
+        entries = {
+            named[entry["variant"]]: entry
+            for entry in found["comparison"]
+            if entry["metric"] == metric["name"]
         }
         title = metric["label"][0].upper() + metric["label"][1:]
         scale = 100 if rate_of(metric) else 1
-        tables.append(Table.compared(title, rows, named[found["reference"]], scale))
+        tables.append(Table.compared(title, entries, named[found["reference"]], scale))
     return tables
 
 
@@ -450,8 +450,8 @@ def _detectable(found: Mapping[str, Any]) -> float | None:
     It is the median over the variants that are tested; None if none is.
     """
     first = found["metrics"][0]["name"]
-    rows = [row for row in found["comparison"] if row["metric"] == first and row["difference"]]
-    tested = [row["difference"] for row in rows if row["difference"]["p_holm"] is not None]
+    entries = [one for one in found["comparison"] if one["metric"] == first and one["difference"]]
+    tested = [one["difference"] for one in entries if one["difference"]["p_holm"] is not None]
     if not tested or any(one["p_holm"] < 1 - statistics.LEVEL for one in tested):
         return None
     detectable = [

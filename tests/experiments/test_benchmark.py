@@ -408,7 +408,7 @@ def whole_benchmark():
     )
 
 
-def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
+def test_published_lines_stand_apart_beside_the_whole_benchmark(tmp_path):
     questions = whole_benchmark()
     assert len(questions) == 3150
     checks = dict.fromkeys(mapf_jax.CHECKS, True)
@@ -428,26 +428,26 @@ def test_published_rows_stand_apart_beside_the_whole_benchmark(tmp_path):
 
     _, tables = tables_of(records)
     by_size = tables["3 agents, valid by lake size"]
-    last = by_size.rows[-1]
+    last = by_size.lines[-1]
     assert last[0] == "published (arXiv 2606.17682)"
     assert last[1] == "Qwen3-4B + GRPO, configuration redesigned by the current checkpoint"
     assert last[2:] == ("68.67", "64.67", "62.67", "52.67", "46.00", "42.67", "44.00", "32.00",
                         "51.67")  # fmt: skip
-    assert by_size.rows[0][:3] == ("measured", "ours", "50.0 (42.1 to 57.9)")
-    v6 = tables["Valid by wait-ratio subset"].rows[-1]
+    assert by_size.lines[0][:3] == ("measured", "ours", "50.0 (42.1 to 57.9)")
+    v6 = tables["Valid by wait-ratio subset"].lines[-1]
     assert (v6[1].endswith("V6"), v6[2:]) == (True, ("45.20", "35.70", "27.30"))
-    rows = [row for table in tables.values() for row in table.rows]
+    lines = [line for table in tables.values() for line in table.lines]
     # Nine models by agents, seven of them by size in both metrics; six contexts.
-    assert sum(row[0] == benchmark_table.PUBLISHED for row in rows) == 9 + 7 * 3 * 2 + 6
+    assert sum(line[0] == benchmark_table.PUBLISHED for line in lines) == 9 + 7 * 3 * 2 + 6
 
-    # The smallest lakes alone are answered so far: no mean over sizes, and every row says so.
+    # The smallest lakes alone are answered so far: no mean over sizes, and every line says so.
     few = [record for i, record in enumerate(records) if questions.groups[i].size <= 5]
     one, tables = tables_of(few)
     assert one.label == "ours (900 of 3,150 answers)"
-    row = tables["3 agents, valid by lake size"].rows[0]
-    assert row[:3] == ("measured", one.label, "50.0 (42.1 to 57.9)")
-    assert row[5:] == ("\N{EN DASH}",) * 6
-    assert set(tables["By number of agents, mean over lake sizes"].rows[0][2:]) == {"\N{EN DASH}"}
+    line = tables["3 agents, valid by lake size"].lines[0]
+    assert line[:3] == ("measured", one.label, "50.0 (42.1 to 57.9)")
+    assert line[5:] == ("\N{EN DASH}",) * 6
+    assert set(tables["By number of agents, mean over lake sizes"].lines[0][2:]) == {"\N{EN DASH}"}
 
     part = BenchmarkQuestions(**{**vars(questions), "about": {**questions.about, "of": 9999}})
     assert "published (" not in str(tables_of(records, part))

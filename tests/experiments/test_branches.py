@@ -55,7 +55,7 @@ RUNS = [run(v, s) for v in range(3) for s in range(5)]
 FOUND = branches.compare(STUDY, OF, RUNS)
 
 
-def row(metric, variant):
+def entry(metric, variant):
     (found,) = [
         one for one in FOUND["comparison"] if (one["metric"], one["variant"]) == (metric, variant)
     ]
@@ -65,24 +65,24 @@ def row(metric, variant):
 @pytest.mark.parametrize("horizon", [0, 1])
 def test_gains_are_means_over_branches_paired_by_seed(horizon):
     gains = (RATES[1] - RATES[0])[:, :, horizon].mean(axis=1)
-    found = row(f"valid_{OF.horizons[horizon]}", "b")["difference"]
+    found = entry(f"valid_{OF.horizons[horizon]}", "b")["difference"]
     assert list(found["values"].values()) == pytest.approx(gains.tolist())
     low, high = scipy.stats.ttest_1samp(gains, 0).confidence_interval()
     assert (found["mean"], found["low"], found["high"]) == pytest.approx((gains.mean(), low, high))
-    worst = row(f"valid_worst_{OF.horizons[horizon]}", "b")
+    worst = entry(f"valid_worst_{OF.horizons[horizon]}", "b")
     assert worst["mean"] == pytest.approx(RATES[1][:, :, horizon].mean() - 0.0025)
-    assert row(f"valid_fall_{OF.horizons[horizon]}", "c")["mean"] == pytest.approx(
+    assert entry(f"valid_fall_{OF.horizons[horizon]}", "c")["mean"] == pytest.approx(
         0.005 + 0.01 * horizon
     )
 
 
 def test_each_branch_alone():
-    found = row("valid_1_after_6", "c")
+    found = entry("valid_1_after_6", "c")
     assert list(found["values"].values()) == pytest.approx(RATES[2, :, 1, 0].tolist())
 
 
 def test_a_branch_of_one_round_is_what_costs():
-    assert row("cpu_seconds", "b")["mean"] == 3.5
+    assert entry("cpu_seconds", "b")["mean"] == 3.5
 
 
 def test_primary_hypotheses_are_corrected_together():

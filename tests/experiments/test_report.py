@@ -318,7 +318,7 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         r"round 1\s*20\s*40\s*40\s*15,360\s*307,200\s*6\s*1\s*80\s*40\s*120", page.text
     )
     valid = data(root, "learning")
-    found = [(row["series"], row["training step"], float(row["percent"])) for row in valid]
+    found = [(line["series"], line["training step"], float(line["percent"])) for line in valid]
     assert found[:4] == [
         ("valid, sampled", "0.0", pytest.approx(100 / 3)),
         ("valid, sampled", "40.0", pytest.approx(200 / 3)),
@@ -326,7 +326,7 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         ("valid, greedy", "0.0", pytest.approx(100 / 3)),
     ]
     assert found[-1] == ("valid, in training", "80.0", pytest.approx(40))
-    rounds = [row["after round"] for row in data(root, "validation_valid")]
+    rounds = [line["after round"] for line in data(root, "validation_valid")]
     assert rounds == ["start", "1", "2"] * 3
     # Wilson's interval of 2 of 6, by hand.
     z, n, p = 1.959964, 6, 1 / 3
@@ -338,12 +338,14 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         100 * (middle + reach) / (1 + z * z / n), abs=1e-3
     )
     reward = data(root, "training_reward")
-    whole = [float(row["mean reward"]) for row in reward if row["series"] == "reward, every step"]
+    whole = [
+        float(line["mean reward"]) for line in reward if line["series"] == "reward, every step"
+    ]
     assert whole == pytest.approx([0.1 * i + 0.01 * n for i in range(2) for n in range(40)])
-    smooth = [float(row["mean reward"]) for row in reward if row["series"] == "reward"]
+    smooth = [float(line["mean reward"]) for line in reward if line["series"] == "reward"]
     assert smooth[2:] == pytest.approx(np.convolve(whole, np.ones(3) / 3, "valid"))
     asked = data(root, "configuration_hole_ratio")
-    assert [(row["series"], row["round"], float(row["hole_ratio"])) for row in asked] == [
+    assert [(line["series"], line["round"], float(line["hole_ratio"])) for line in asked] == [
         ("size 3", "1", 0.1),
         ("size 3", "2", 0.2),
         ("size 3, made", "1", 1 / 9),
@@ -354,12 +356,12 @@ def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
         ("size 4, made", "2", 1 / 16),
     ]
     assert not (root / "data" / "training_clip.csv").exists()  # Nothing was clipped.
-    holes = [row for row in data(root, "failures") if row["series"] == "hole entered"]
-    assert [float(row["percent"]) for row in holes] == pytest.approx([100 / 6] * 3)
+    holes = [line for line in data(root, "failures") if line["series"] == "hole entered"]
+    assert [float(line["percent"]) for line in holes] == pytest.approx([100 / 6] * 3)
     # An answer that cannot be read counts for that alone, though it has no agents either.
     for check, answers in (("not readable", [1, 1, 1]), ("wrong number of agents", [1, 0, 0])):
-        rows = [row for row in data(root, "failures") if row["series"] == check]
-        assert [float(row["percent"]) for row in rows] == pytest.approx(
+        lines = [line for line in data(root, "failures") if line["series"] == check]
+        assert [float(line["percent"]) for line in lines] == pytest.approx(
             [100 * n / 6 for n in answers]
         )
 
@@ -470,7 +472,7 @@ def test_a_family_from_a_file_is_told_in_words_and_without_an_optimum(tmp_path, 
     assert "valid, sampled" in tiles
     assert "optimal" not in tiles
     assert not (root / "data" / "validation_optimal.csv").exists()
-    assert {row["series"] for row in data(root, "training_fractions")} == {
+    assert {line["series"] for line in data(root, "training_fractions")} == {
         "valid answers",
         "non-degenerate groups",
     }
@@ -631,12 +633,12 @@ def drawn_study(tmp_path_factory):
 
 def test_the_figures_of_a_study_hold_its_comparison(drawn_study):
     root, found = drawn_study
-    (row,) = (
-        row
-        for row in found["comparison"]
-        if (row["metric"], row["variant"]) == ("valid_final", "current")
+    (entry,) = (
+        entry
+        for entry in found["comparison"]
+        if (entry["metric"], entry["variant"]) == ("valid_final", "current")
     )
-    difference = row["difference"]
+    difference = entry["difference"]
     assert difference["values"] == {
         "0": pytest.approx(1 / 6),
         "1": pytest.approx(1 / 6),
@@ -670,9 +672,9 @@ def test_a_table_without_significance_says_what_could_be_detected(drawn_study):
     page = " ".join(study_results.markdown(found).split())
     assert f"the minimum detectable difference is about {needed:.1f} points." in page
     changed = json.loads(json.dumps(found))
-    for row in changed["comparison"]:
-        if row["metric"] == "valid_final" and row["variant"] == "current":
-            row["difference"]["p_holm"] = 0.01
+    for entry in changed["comparison"]:
+        if entry["metric"] == "valid_final" and entry["variant"] == "current":
+            entry["difference"]["p_holm"] = 0.01
     assert "minimum detectable" not in study_results.markdown(changed)
 
 
@@ -710,14 +712,14 @@ def test_files_of_a_chart_hold_what_is_drawn(tmp_path):
     assert [tick.get_text() for tick in axes.get_xticklabels()] == names
     gallery = charts.Gallery(tmp_path)
     svg = gallery.add(chart).svg
-    rows = data(tmp_path, "some")
+    points = data(tmp_path, "some")
     for line, name in zip(axes.get_lines(), "ab", strict=True):
-        mine = [row for row in rows if row["series"] == name]
-        ys = [float(row["percent"]) if row["percent"] else math.nan for row in mine]
+        mine = [point for point in points if point["series"] == name]
+        ys = [float(point["percent"]) if point["percent"] else math.nan for point in mine]
         assert np.array_equal(line.get_ydata(), ys, equal_nan=True)
     (bars,) = axes.collections
     ends = [segment[:, 1].tolist() for segment in bars.get_segments() if len(segment)]
-    assert ends == [[float(row["low"]), float(row["high"])] for row in rows if row["low"]]
+    assert ends == [[float(point["low"]), float(point["high"])] for point in points if point["low"]]
     assert "title $x$ &amp; &lt;b&gt;" in svg
     assert "<metadata" not in svg
     Page(svg)
@@ -750,8 +752,8 @@ def test_estimates_are_drawn_where_they_are(tmp_path):
     )
     (axes,) = chart.draw().axes
     charts.Gallery(tmp_path).add(chart)
-    rows = data(tmp_path, "est")
-    assert [row["points"] for row in rows] == ["1.0", "0.0", "2.0", ""]
+    values = data(tmp_path, "est")
+    assert [value["points"] for value in values] == ["1.0", "0.0", "2.0", ""]
     drawn = [line.get_xdata() for line in axes.get_lines()[1:]]
     assert [list(x) for x in drawn] == [[0.0, 2.0], [1.0], []]
     (bar,) = axes.collections

@@ -91,23 +91,25 @@ def test_tables_in_the_published_shape():
     }
     # Means over seeds with Student's interval, and published ones beside.
     contexts = tables["Contexts"]
-    assert [row[1] for row in contexts.rows[:6]] == [f"V{i}, 3 seeds" for i in range(1, 7)]
-    assert contexts.rows[-1][2:] == ("45.20", "35.70", "27.30")
-    rows = {row[0]: row for row in tables["Valid answers, who designs"].rows}
+    assert [line[1] for line in contexts.lines[:6]] == [f"V{i}, 3 seeds" for i in range(1, 7)]
+    assert contexts.lines[-1][2:] == ("45.20", "35.70", "27.30")
+    lines = {line[0]: line for line in tables["Valid answers, who designs"].lines}
     expected = scipy.stats.ttest_1samp(np.subtract(ends["v6"], ends["base"]), 0)
     low, high = (100 * bound for bound in expected.confidence_interval())
     mean = 100 * np.mean(np.subtract(ends["v6"], ends["base"]))
-    assert rows["V6"][2] == f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-    assert rows["V6"][3] == f"{expected.pvalue:.3f}"
-    assert rows["BASE"][2] is None
-    assert list(rows) == ["BASE", "V6", "BY-M"]
-    assert rows["V6"][5] == ", ".join(f"{100 * value:.1f}" for value in ends["v6"])
+    assert lines["V6"][2] == f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    assert lines["V6"][3] == f"{expected.pvalue:.3f}"
+    assert lines["BASE"][2] is None
+    assert list(lines) == ["BASE", "V6", "BY-M"]
+    assert lines["V6"][5] == ", ".join(f"{100 * value:.1f}" for value in ends["v6"])
     main = tables["Main results"]
     assert "2 agents, valid" in main.columns
-    ours = next(row for row in main.rows if row[1].endswith("redesigned by the current checkpoint"))
+    ours = next(
+        one for one in main.lines if one[1].endswith("redesigned by the current checkpoint")
+    )
     assert dict(zip(main.columns, ours, strict=True))["3 agents, valid"] == "51.67"
     ratios = tables["Data ratio by lake size that V6 designs, mean over seeds"]
-    assert ratios.rows[0][:3] == ["measured", 1, "0.50 (0.50 to 0.50)"]
+    assert ratios.lines[0][:3] == ["measured", 1, "0.50 (0.50 to 0.50)"]
     lacking = reproduction.missing(study, questions, outcomes, {}, list(tables.values()))
     assert [sentence.split(":")[0] for sentence in lacking] == [
         "Proprietary models, asked zero-shot",
@@ -126,25 +128,25 @@ def test_variants_are_compared_on_parts_of_the_benchmark(tmp_path):
     tables, _ = benchmark.write(tmp_path, study, questions, outcomes, measurements.facts())
     found = json.loads((tmp_path / "results.json").read_text())["tables"]
     assert [one["title"] for one in found] == [table.title for table in tables]
-    rows = {
-        one["title"]: {row["variant"]: row for row in one["rows"] if "variant" in row}
+    lines = {
+        one["title"]: {line["variant"]: line for line in one["rows"] if "variant" in line}
         for one in found
     }
     groups = ["", ", 2 agents", ", 3 agents"]
     groups += [f", {ratio}% need a wait" for ratio in (25, 50, 75)] + [", after round 0"]
     for metric in ("Valid", "Optimal"):
-        assert {f"{metric} by variant{group}" for group in groups} <= set(rows)
+        assert {f"{metric} by variant{group}" for group in groups} <= set(lines)
     here = [group.num_agents == 3 for group in questions.groups]
     of = {
         name: [outcomes[f"{name}.seed-{s}.round-1"].success["valid"][here].mean() for s in range(3)]
         for name in ("fixed_random", "v6")
     }
-    row = rows["Valid by variant, 3 agents"]["V6"]
-    assert row["by seed"] == ", ".join(f"{100 * value:.1f}" for value in of["v6"])
+    line = lines["Valid by variant, 3 agents"]["V6"]
+    assert line["by seed"] == ", ".join(f"{100 * value:.1f}" for value in of["v6"])
     test = scipy.stats.ttest_rel(of["v6"], of["fixed_random"])
-    assert row["p"] == f"{test.pvalue:.3f}"
+    assert line["p"] == f"{test.pvalue:.3f}"
     # After round 0 all of a seed are one checkpoint.
-    assert rows["Valid by variant, after round 0"]["V6"]["minus FIXED_RANDOM (95 %)"][:4] == "+0.0"
+    assert lines["Valid by variant, after round 0"]["V6"]["minus FIXED_RANDOM (95 %)"][:4] == "+0.0"
 
 
 def test_a_judge_is_asked_once_and_compared_with_the_rules(tmp_path):
@@ -196,10 +198,12 @@ def test_a_judge_is_asked_once_and_compared_with_the_rules(tmp_path):
         study, reproduction.judgements(path, {"model": "a"})
     )
     moved = np.mean([one["fraction_moved"] for one in measured])
-    assert [f"{moved:.2f}"] == [r[1] for r in by_rules.rows if r[0] == "fraction of the set moved"]
-    assert {row[1] for row in by_judge.rows} == {"3.00"}
+    assert [f"{moved:.2f}"] == [
+        one[1] for one in by_rules.lines if one[0] == "fraction of the set moved"
+    ]
+    assert {line[1] for line in by_judge.lines} == {"3.00"}
     said = [rules(one)["locality"] for one in measured]
-    found = {row[0]: row[1:] for row in agreement.rows}
+    found = {line[0]: line[1:] for line in agreement.lines}
     assert found["locality"][:2] == [2, np.mean([said[0] is False, said[1] is True])]
     assert found["cause"] == [0, None, None]
 
@@ -307,8 +311,8 @@ def tables(folder):
     """What it found, without what depends on the day and the folder."""
     found = json.loads((folder / "out" / "tables.json").read_text())
     measured = json.loads((folder / "out" / "benchmark" / "results.json").read_text())["measured"]
-    for row in measured:
-        del row["asked"]
+    for one in measured:
+        del one["asked"]
     return found["tables"], found["missing"], measured
 
 
@@ -348,4 +352,4 @@ def test_killed_five_times_the_tables_are_the_same(tmp_path):
         plan = finish(start(killed, *asked, "--dry_run"))
         assert re.search(r"\| all \| 8 \| 8 \| 0 \| 0 \|", plan)
     (compared,) = (t for t in tables(alone)[0] if t["title"].startswith("Valid answers, who"))
-    assert [row["variant"] for row in compared["rows"]] == ["base checkpoint", "designed by m"]
+    assert [line["variant"] for line in compared["rows"]] == ["base checkpoint", "designed by m"]

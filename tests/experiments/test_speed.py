@@ -45,10 +45,10 @@ def test_the_simulator_writes_its_speed_and_its_circumstances(tmp_path, capsys, 
     simulator.main(["--quick", f"--out={tmp_path}"])
     content = json.loads((tmp_path / "simulator.json").read_text())
     own, others = (table["rows"] for table in content["tables"])
-    assert [row["batch"] for row in own] == [1, 1024]
-    for row in own:
-        assert row["env steps/s"] > 0
-        assert row["agent steps/s"] == pytest.approx(4 * row["env steps/s"])
+    assert [line["batch"] for line in own] == [1, 1024]
+    for line in own:
+        assert line["env steps/s"] > 0
+        assert line["agent steps/s"] == pytest.approx(4 * line["env steps/s"])
     assert own[1]["env steps/s"] > own[0]["env steps/s"]
     (gymnasium,) = others
     assert gymnasium["env steps/s"] > 0
@@ -129,12 +129,12 @@ def test_the_ratios_are_against_the_best_grids_that_agents_share():
         "d": Outcome([], "not installed"),
     }
     speeds, others, by_agent = simulator.tables(own, outcomes)
-    assert [row[0] for row in speeds.rows] == [4, 2]
+    assert [line[0] for line in speeds.lines] == [4, 2]
     assert others.columns[-1] == "note"
-    assert others.rows[-1] == ["d", None, None, None, None, None, None, "not installed"]
-    (row,) = by_agent.rows
-    assert "b 1 fast" in row[3]
-    assert row[-1] == pytest.approx(4 * 8e6 / (2 * 2e5))
+    assert others.lines[-1] == ["d", None, None, None, None, None, None, "not installed"]
+    (line,) = by_agent.lines
+    assert "b 1 fast" in line[3]
+    assert line[-1] == pytest.approx(4 * 8e6 / (2 * 2e5))
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     for agents, count in ((2, 128), (3, 64)):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            (row,) = generator.labels(agents, (3,), count, pool).rows
+            (line,) = generator.labels(agents, (3,), count, pool).lines
         (
             number,
             size,
@@ -161,7 +161,7 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
             ratio,
             compared,
             differ,
-        ) = row
+        ) = line
         assert (number, size, instances, undecided) == (agents, 3, count, 0)
         assert 0 <= unsolvable < 1
         assert 0 < fraction <= 1
@@ -171,8 +171,8 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
         assert differ == 0
 
 
-def rows(table):
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+def lines(table):
+    return [dict(zip(table.columns, line, strict=True)) for line in table.lines]
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_tables_of_the_sampler_on_a_cpu(monkeypatch):
     (table,) = sampler.tables(
         sys.executable, rounds=1, slots=4, prompt_tokens=8, new_tokens=12, config=TINY
     )
-    own, transformers, tunix = rows(table)
+    own, transformers, tunix = lines(table)
     assert own["own is faster by"] == 1
     assert own["same tokens"] == transformers["same tokens"] == 1
     assert transformers["own is faster by"] == pytest.approx(
@@ -198,7 +198,7 @@ def test_tables_of_the_trainer_on_a_cpu():
         sys.executable, rounds=1, num_prompts=2, group_size=2, prompt_tokens=8, new_tokens=8,
         micro_batch_size=2, config=TINY,
     )  # fmt: skip
-    own, trl = rows(whole)
+    own, trl = lines(whole)
     assert own["this project is faster by"] == 1
     assert own["completion tokens/s, best"] > 0
     assert own["seconds of the update"] > 0
@@ -218,16 +218,16 @@ def test_tables_of_a_pretrained_model_on_a_cpu(tmp_path):
         str(tmp_path), rounds=1, steps=4, rows=2, prompt_tokens=8, new_tokens=8, slots=4,
         groups=2, group=2, chat_tokens=8, answer_tokens=8,
     )  # fmt: skip
-    own, torch = rows(update)
+    own, torch = lines(update)
     assert own["tokens/s, best"] > 0
     assert torch["this project is faster by"] > 0
     # The lowest of two updates that were counted: the same steps on the same tokens.
     assert own["loss"] == pytest.approx(torch["loss"], rel=1e-5)
-    own, torch = rows(policy)
+    own, torch = lines(policy)
     assert torch["this project is faster by"] > 0
     assert own["norm of the gradient"] == pytest.approx(torch["norm of the gradient"], rel=1e-4)
     for sampling in (single, grouped):
-        assert [row["same tokens"] for row in rows(sampling)] == [1, 1]
+        assert [line["same tokens"] for line in lines(sampling)] == [1, 1]
 
 
 def test_a_comparison_is_with_the_first_engine():
@@ -240,7 +240,7 @@ def test_a_comparison_is_with_the_first_engine():
     assert table.columns == [
         "engine", "tokens/s, best", "median", "own is faster by", "parts", "note",
     ]  # fmt: skip
-    assert table.rows == [
+    assert table.lines == [
         ["own", 6, 4, 1, 5, ""],
         ["a", 2, 2, 3, None, ""],
         ["b", None, None, None, None, "failed: it is not there"],
@@ -252,8 +252,8 @@ def test_a_comparison_is_with_the_first_engine():
 def test_pages_hold_plain_values(tmp_path):
     with pytest.raises(ValueError, match="shorter"):
         measurements.Table("t", ("a", "b"), [(1,)]).to_dict()
-    rows = [{"a": np.int64(1234), "c": np.float32(0.5)}, {"a": True, "b": "x|y"}]
-    made = [measurements.Table.of("t", rows, "note")]
+    lines = [{"a": np.int64(1234), "c": np.float32(0.5)}, {"a": True, "b": "x|y"}]
+    made = [measurements.Table.of("t", lines, "note")]
     runner.run("x", "", lambda options: made, [f"--out={tmp_path / 'pages'}"])
     content = json.loads((tmp_path / "pages" / "x.json").read_text())
     assert content["notes"] == []

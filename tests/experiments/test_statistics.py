@@ -92,16 +92,16 @@ def test_what_the_intervals_cover_at_five_seeds():
         ]
         for name, draw in DISTRIBUTIONS.items()
     }
-    for name, row in covered.items():
-        print(f"{name}: " + " ".join(f"{fraction:.3f}" for fraction in row))
+    for name, fractions in covered.items():
+        print(f"{name}: " + " ".join(f"{fraction:.3f}" for fraction in fractions))
     # 4,000 data sets give a standard error of 0.35 points at 95 %.
     assert abs(covered["normal"][0] - 0.95) < 0.011
     assert 0.93 < covered["uniform"][0] < 0.96
     assert 0.93 < covered["heavy tails"][0] < 0.98
     assert covered["skewed"][0] > 0.86  # Student's interval minds skew.
     # What keeps the bootstrap over seeds from being the main interval of a study.
-    for row in covered.values():
-        assert max(row[1:]) < 0.88
+    for fractions in covered.values():
+        assert max(fractions[1:]) < 0.88
     # With many seeds all of them cover what they say.
     for interval in (student, resampled("percentile"), resampled("bca")):
         assert abs(coverage(interval, DISTRIBUTIONS["normal"], 60) - 0.95) < 0.02
@@ -128,7 +128,7 @@ def test_holm_keeps_the_family_wise_error():
     rng = np.random.default_rng(9)
     variants = rng.normal(size=(2000, 8, 5))
     p = scipy.stats.ttest_rel(variants[:, 1:], variants[:, :1], axis=-1).pvalue
-    wrong = np.mean([min(statistics.holm(row)) <= 0.05 for row in p.tolist()])
+    wrong = np.mean([min(statistics.holm(family)) <= 0.05 for family in p.tolist()])
     assert wrong <= 0.065
     assert (p.min(1) <= 0.05).mean() > 0.15  # Without the correction.
 

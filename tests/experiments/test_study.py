@@ -509,7 +509,7 @@ def test_tables(two_seeds):
     for point in run["points"]:
         assert sum(row["valid"] for row in point["by_row"].values()) == point["valid"]
         assert point["answers"] == 24
-    rows = {(row["metric"], row["variant"]): row for row in found["comparison"]}
+    entries = {(one["metric"], one["variant"]): one for one in found["comparison"]}
     parts = ["initial", "rounds/0", "rounds/1"]
     for name in ("valid", "optimal"):
         differences = []
@@ -518,12 +518,12 @@ def test_tables(two_seeds):
             for variant in ("fixed", "failures"):
                 curve = [answers(folder, variant, seed, part, name).mean() for part in parts]
                 final[variant] = curve[-1]
-                values = rows[f"{name}_final", variant]["values"]
+                values = entries[f"{name}_final", variant]["values"]
                 assert values[str(seed)] == pytest.approx(curve[-1])
                 area = np.trapezoid(curve, [0, 0.5, 1])
-                assert rows[f"{name}_area", variant]["values"][str(seed)] == pytest.approx(area)
+                assert entries[f"{name}_area", variant]["values"][str(seed)] == pytest.approx(area)
             differences.append(final["failures"] - final["fixed"])
-        difference = rows[f"{name}_final", "failures"]["difference"]
+        difference = entries[f"{name}_final", "failures"]["difference"]
         assert difference["mean"] == pytest.approx(np.mean(differences))
         if np.ptp(differences) > 1e-9:
             expected = scipy.stats.ttest_1samp(differences, 0)
@@ -532,8 +532,8 @@ def test_tables(two_seeds):
             assert (difference["low"], difference["high"]) == pytest.approx((low, high))
         else:
             assert difference["p"] == (None if any(differences) else 1)
-        assert rows[f"{name}_final", "fixed"]["difference"] is None
-        assert rows[f"{name}_final", "broken"]["mean"] is None
+        assert entries[f"{name}_final", "fixed"]["difference"] is None
+        assert entries[f"{name}_final", "broken"]["mean"] is None
     page = (folder / "study" / "comparison.md").read_text()
     assert "4 of 6 runs are finished" in page
     assert "instances 32; steps 4; updates 4" in page

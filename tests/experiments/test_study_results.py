@@ -29,9 +29,9 @@ def test_metrics_of_a_run():
     points = [point(0, 0, 0), point(10, 8, 0), point(20, 2, 4), point(30, 6, 8), point(40, 4, 8)]
     runs = [run("a", *points, shared={"cpu_seconds": 3.0}), run("b", *points)]
     found = {
-        row["metric"]: row["values"]["0"]
-        for row in results.compare(STUDY, runs)
-        if row["variant"] == "a"
+        entry["metric"]: entry["values"]["0"]
+        for entry in results.compare(STUDY, runs)
+        if entry["variant"] == "a"
     }
     assert found["valid_final"] == 0.6
     assert found["valid_last3"] == pytest.approx((0.3 + 0.7 + 0.6) / 3)
@@ -77,7 +77,7 @@ def test_new_studies_sample_four_answers_and_registered_ones_keep_one():
 def test_test_sets_are_compared_where_all_runs_have_one():
     last = {**point(10, 5), "test": {"answers": 4, "valid": 3}}
     runs = [run(name, point(0, 1), last) for name in "ab"]
-    found = {row["metric"]: row["values"] for row in results.compare(STUDY, runs)}
+    found = {entry["metric"]: entry["values"] for entry in results.compare(STUDY, runs)}
     assert found["valid_test"] == {"0": 0.75}
     runs[0] = run("a", point(0, 1), point(10, 5))
-    assert "valid_test" not in [row["metric"] for row in results.compare(STUDY, runs)]
+    assert "valid_test" not in [entry["metric"] for entry in results.compare(STUDY, runs)]
