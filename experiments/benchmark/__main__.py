@@ -5,7 +5,7 @@
 `--model` is a run's folder (its latest checkpoint, RUN:STEP, RUN@ROUND or RUN@start), the folder of
 a checkpoint, "tiny", "endpoint:URL#MODEL" or an oracle; it is repeatable. `--study` is the folder
 of a study, whose checkpoints are compared over seeds. Each answer is written with its verdict as
-soon as it arrives; the same command resumes after an interruption, and other models add rows.
+soon as it arrives; the same command resumes after an interruption, and other models add lines.
 Without a model the command only rewrites the tables.
 
     set.json, instances.jsonl        the questions

@@ -37,13 +37,13 @@ class Shape:
 
     Attributes:
       title: for the page.
-      variants: its rows, variants of the study.
+      variants: those of the study that it has, a line each.
       reference: the variant that the others are compared with.
-      beside: its published rows; all if empty.
+      beside: its published lines; all if empty.
       subsets: its columns are the wait-ratio subsets, with valid answers only, instead of the
         numbers of agents.
-      whole: it also has tables by lake size, and rows for the weights before training and
-        for models outside the study.
+      whole: it also has tables by lake size, and the weights before training and models outside
+        the study.
       servers: it also has the variants that servers' models design.
     """
 
@@ -75,8 +75,8 @@ def tables(
     for shape in SHAPES:
         names = [name for name in shape.variants if name in study.labels]
         names += [name for name in study.labels if shape.servers and name.startswith(BY)]
-        rows = study.rows(outcomes, names)
-        shown = [*(study.others(outcomes) if shape.whole else []), *rows]
+        variants = study.variants(outcomes, names)
+        shown = [*(study.others(outcomes) if shape.whole else []), *variants]
         results = Results(questions, shown, beside=True)
         rates = published.contexts() if shape.subsets else published.models()
         rates = {name: rates[name] for name in shape.beside or rates}
@@ -87,7 +87,7 @@ def tables(
             reference = study.labels[shape.reference]
             for metric in METRICS[:1] if shape.subsets else METRICS:
                 what = f"answers, {shape.title.lower()}"
-                made.append(compared(metric, what, results, rows, reference, Group()))
+                made.append(compared(metric, what, results, variants, reference, Group()))
     return [*results.marked(made), _data_ratios(study), *behaviours(study, judged)]
 
 
@@ -99,17 +99,17 @@ def _data_ratios(study: MeasuredStudy) -> Table:
         for point in run["points"][2:] if run["variant"] == "v6" else ():
             chosen.setdefault(point["round"], []).append(point["config"])
     sizes = list(dict.fromkeys([*map(str, printed["sizes"]), *study.found["rows"]]))
-    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for index, configs in sorted(chosen.items()):
         of_size = {}
         for size in study.found["rows"]:
             values = dict(enumerate(config[size]["data_ratio"] for config in configs))
             of_size[size] = estimate(student(values), scale=1)
-        rows.append({"source": "measured", "round": index, **of_size})
+        lines.append({"source": "measured", "round": index, **of_size})
     for index in (1, 2):
         ratios = zip(map(str, printed["sizes"]), printed[f"for_round_{index}"], strict=True)
-        rows.append({"source": PUBLISHED, "round": index, **dict(ratios)})
-    ordered = [{name: row.get(name) for name in ("source", "round", *sizes)} for row in rows]
+        lines.append({"source": PUBLISHED, "round": index, **dict(ratios)})
+    ordered = [{name: line.get(name) for name in ("source", "round", *sizes)} for line in lines]
     return Table.of("Data ratio by lake size that V6 designs, mean over seeds", ordered)
 
 
@@ -169,7 +169,7 @@ def behaviours(study: MeasuredStudy, judged: Judged) -> list[Table]:
     if scores:
         names = {name: name.replace("_", " ") for name in QUESTIONS}
         made.append(_means("Behaviour of designs, by a judge, from 1 to 5", names, scores))
-        rows = [
+        lines = [
             {
                 "question": names[question],
                 **agreement([r[question] for r, _ in ruled], [s[question] for _, s in ruled]),
@@ -177,7 +177,7 @@ def behaviours(study: MeasuredStudy, judged: Judged) -> list[Table]:
             for question in QUESTIONS
         ]
         note = f"The judge says yes from {YES} up. Where no rule can tell there are no designs."
-        made.append(Table.of(AGREEMENT, rows, note))
+        made.append(Table.of(AGREEMENT, lines, note))
     return made
 
 
@@ -185,14 +185,14 @@ def _means(
     title: str, names: Mapping[str, str], found: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> Table:
     """The mean of each number by variant, over the designs that have it."""
-    rows = []
+    lines = []
     for name, text in names.items():
         cells: dict[str, Any] = {"": text}
         for label, designs in found.items():
             numbers = [one[name] for one in designs if one.get(name) is not None]
             cells[label] = number(statistics.fmean(numbers) if numbers else None)
-        rows.append(cells)
-    return Table.of(title, rows)
+        lines.append(cells)
+    return Table.of(title, lines)
 
 
 def missing(

@@ -38,7 +38,7 @@ START = "start"
 """RUN@START is the initial model of a run, with the run's options for sampling."""
 # Estimate for servers with an unknown tokenizer; prompts are mostly numbers and single letters.
 _CHARACTERS_PER_TOKEN = 3
-_FAILURES_IN_A_ROW = 20
+_CONSECUTIVE_FAILURES = 20
 _FAILURES_AT_FIRST = 3  # For a server that has never answered: wrong address, or it is down.
 
 Options = argparse.Namespace
@@ -349,12 +349,13 @@ class EndpointSolver(Solver):
         """Sends several requests at a time and yields each answer as it arrives.
 
         Raises:
-          UserError: the server refuses before its first answer, or too many requests in a row fail.
+          UserError: the server refuses before its first answer, or too many requests fail one after
+            the other.
         """
         seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, indices)).tolist()
         ask = functools.partial(self._ask, questions)
         # If an earlier start has answers, the rest may be exactly the questions it refuses.
-        known, in_a_row = len(indices) < len(questions), 0
+        known, failures = len(indices) < len(questions), 0
         asked = zip(indices.tolist(), seeds, strict=True)
         # Its threads are daemons, so that an interrupt does not wait for pending requests.
         with multiprocessing.pool.ThreadPool(self._options.concurrency) as pool:
@@ -368,12 +369,12 @@ class EndpointSolver(Solver):
                 if given.refused and not known:
                     raise UserError(f"model={ENDPOINT}{self._endpoint.url}: {given.note}")
                 known = known or given.text is not None
-                in_a_row = 0 if given.text is not None else in_a_row + 1
+                failures = 0 if given.text is not None else failures + 1
                 yield [given]
-                if in_a_row == (_FAILURES_IN_A_ROW if known else _FAILURES_AT_FIRST):
+                if failures == (_CONSECUTIVE_FAILURES if known else _FAILURES_AT_FIRST):
                     raise UserError(
-                        f"model={ENDPOINT}{self._endpoint.url}: {in_a_row} requests in a row have "
-                        f"failed, the last one: {given.note}; what was answered is kept"
+                        f"model={ENDPOINT}{self._endpoint.url}: {failures} consecutive requests "
+                        f"have failed, the last one: {given.note}; what was answered is kept"
                     )
 
     def generate(self, chat: Sequence[Mapping[str, str]], seed: int) -> str:

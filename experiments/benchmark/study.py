@@ -1,6 +1,6 @@
-"""The benchmark of a study: its checkpoints are the models, its variants the rows.
+"""The benchmark of a study: its checkpoints are the models, its variants the contenders.
 
-A benchmark without a study is treated as a study without runs, where every model has its own row.
+A benchmark without a study is treated as a study without runs: every model is a contender.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from experiments.benchmark.questions import BenchmarkQuestions
 from experiments.benchmark.solvers import START
-from experiments.benchmark.table import METRICS, Outcomes, Results, Row
+from experiments.benchmark.table import METRICS, Contender, Outcomes, Results
 from experiments.families.lakes.published import Group
 from experiments.measurements import Table
 from experiments.run import store as files
@@ -76,21 +76,21 @@ class MeasuredStudy:
         """The `--model` of each checkpoint by name."""
         return dict(self.checkpoints.values())
 
-    def rows(
+    def variants(
         self,
         outcomes: Mapping[str, Outcomes],
-        variants: Iterable[str] | None = None,
+        names: Iterable[str] | None = None,
         done: int | None = None,
-    ) -> list[Row]:
-        """A row of each variant, over the seeds that have answers.
+    ) -> list[Contender]:
+        """Its variants, each over the seeds that have answers.
 
         Args:
           outcomes: by the names of checkpoints.
-          variants: all if not given.
+          names: of variants; all if not given.
           done: rounds finished; all if not given.
         """
-        rows = []
-        for variant in self.labels if variants is None else variants:
+        made = []
+        for variant in self.labels if names is None else names:
             last = max((r for v, _, r in self.checkpoints if v == variant), default=0)
             of_seed = {
                 seed: outcomes[name]
@@ -98,41 +98,47 @@ class MeasuredStudy:
                 if v == variant and r == (last if done is None else done) and name in outcomes
             }
             if of_seed:
-                rows.append(Row(self.labels[variant], of_seed))
-        return rows
+                made.append(Contender(self.labels[variant], of_seed))
+        return made
 
-    def others(self, outcomes: Mapping[str, Outcomes]) -> list[Row]:
-        """Rows for the weights before training and for all models outside the study."""
+    def others(self, outcomes: Mapping[str, Outcomes]) -> list[Contender]:
+        """The weights before training and all models outside the study."""
         own = self.models.keys() - {BEFORE}
-        return [Row(name, {None: one}) for name, one in outcomes.items() if name not in own]
+        return [Contender(name, {None: one}) for name, one in outcomes.items() if name not in own]
 
     def results(self, questions: BenchmarkQuestions, outcomes: Mapping[str, Outcomes]) -> Results:
         """The results of the last checkpoints of all variants, over seeds, and of `others`."""
-        return Results(questions, [*self.rows(outcomes), *self.others(outcomes)])
+        return Results(questions, [*self.variants(outcomes), *self.others(outcomes)])
 
     def tables(self, results: Results, outcomes: Mapping[str, Outcomes]) -> list[Table]:
-        """The tables of all rows, then comparisons of the variants by agents, waits and rounds."""
-        last, groups = self.rows(outcomes), {"": Group()}
+        """The tables of all contenders, then the variants compared by agents, waits and rounds."""
+        last, groups = self.variants(outcomes), {"": Group()}
         groups |= {f", {g.num_agents} agents": g for g in results.kind("num_agents")}
         groups |= {f", {g.wait_ratio:.0%} need a wait": g for g in results.kind("wait_ratio")}
         shown = [(last, title, group) for title, group in groups.items()]
         rounds = max((done for _, _, done in self.checkpoints), default=0)
         for done in range(1, rounds):
-            shown.append((self.rows(outcomes, done=done), f", after round {done - 1}", Group()))
+            variants = self.variants(outcomes, done=done)
+            shown.append((variants, f", after round {done - 1}", Group()))
         made = results.tables()
         if reference := self.labels.get(self.found["reference"]):
             made += results.marked(
-                compared(metric, f"by variant{title}", results, rows, reference, group)
+                compared(metric, f"by variant{title}", results, variants, reference, group)
                 for metric in METRICS
-                for rows, title, group in shown
+                for variants, title, group in shown
             )
         return made
 
 
 def compared(
-    metric: str, title: str, results: Results, rows: Iterable[Row], reference: str, group: Group
+    metric: str,
+    title: str,
+    results: Results,
+    variants: Iterable[Contender],
+    reference: str,
+    group: Group,
 ) -> Table:
-    """One metric of a group for rows over seeds, with differences from the row `reference`."""
-    values = {row.name: row.values(metric, results.groups[group]) for row in rows}
+    """One metric of a group for variants over seeds, with differences from `reference`."""
+    values = {one.name: one.values(metric, results.groups[group]) for one in variants}
     title = f"{metric.capitalize()} {title}"
     return Table.compared(title, compare(values, reference), reference)

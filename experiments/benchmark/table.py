@@ -2,8 +2,8 @@
 
 The fraction over several cells is the mean of the cells' fractions, as in the publication; for
 cells of equal size it is the fraction of all their answers. Published numbers are shown too if the
-instances are composed in the same way. A row is one model, with Wilson intervals over its answers,
-or a variant over several seeds, with Student's interval of their mean.
+instances are composed in the same way. A contender is one model, with Wilson intervals over its
+answers, or a variant over several seeds, with Student's interval of their mean.
 """
 
 import collections
@@ -107,8 +107,8 @@ class Outcomes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """A row of a table: one model, or one variant over seeds.
+class Contender:
+    """A line of the tables: one model, or one variant over seeds.
 
     Attributes:
       name: for people.
@@ -176,27 +176,27 @@ class Results:
 
     Attributes:
       questions: the questions.
-      rows: the rows of the tables.
+      contenders: in the order of the tables.
       beside: show all published numbers, whatever the questions; otherwise only comparable ones.
     """
 
     questions: BenchmarkQuestions
-    rows: Sequence[Row]
+    contenders: Sequence[Contender]
     beside: bool = False
 
     @functools.cached_property
     def groups(self) -> dict[Group, list[np.ndarray]]:
         """The cells, bool[N] each, of every group with questions, by kind and then ascending."""
-        rows = self.questions.groups
+        groups = self.questions.groups
         found: dict[Group, list[np.ndarray]] = {}
         for kind in _KINDS:
             cells: dict[Any, np.ndarray] = collections.defaultdict(
-                lambda: np.zeros(len(rows), bool)
+                lambda: np.zeros(len(groups), bool)
             )
-            for i, row in enumerate(rows):
-                group = Group(**{name: getattr(row, name) for name in kind})
+            for i, whole in enumerate(groups):
+                group = Group(**{name: getattr(whole, name) for name in kind})
                 if sum(value is not None for value in group) == len(kind):  # All are set.
-                    cells[group, row[:2]][i] = True
+                    cells[group, whole[:2]][i] = True
             for group, cell in sorted(cells):
                 found.setdefault(group, []).append(cells[group, cell])
         return found
@@ -234,22 +234,22 @@ class Results:
         beside: Mapping[str, published.Rates] | None = None,
         note: str = "",
     ) -> Table:
-        """Measured rows, then published ones if they are comparable.
+        """Measured lines, then published ones if they are comparable.
 
         Args:
-          beside: the published rows by name, `published.models()` by default. With `Results.beside`
-            a row needs one number, otherwise a number in every column.
+          beside: the published lines by name, `published.models()` by default. With
+            `Results.beside` a line needs one number, otherwise a number in every column.
         """
-        rows: list[tuple[Any, ...]] = [
-            (HERE, row.label, *(self._cell(row, *column) for column in columns.values()))
-            for row in self.rows
+        lines: list[tuple[Any, ...]] = [
+            (HERE, one.label, *(self._cell(one, *column) for column in columns.values()))
+            for one in self.contenders
         ]
         for name, rates in (published.models() if beside is None else beside).items():
             numbers = [rates.get(group, {}).get(metric) for group, metric in columns.values()]
             if any(numbers) if self.beside else not self.refused and None not in numbers:
                 shown = (DASH if number is None else f"{number:.2f}" for number in numbers)
-                rows.append((PUBLISHED, name, *shown))
-        return Table(title, ("source", "model", *columns), rows, note)
+                lines.append((PUBLISHED, name, *shown))
+        return Table(title, ("source", "model", *columns), lines, note)
 
     def by_agents(self) -> Columns:
         """Columns of both metrics for each number of agents, means over lake sizes."""
@@ -278,7 +278,7 @@ class Results:
         return made
 
     def tables(self) -> list[Table]:
-        """The tables of the page, about all rows."""
+        """The tables of the page, about all contenders."""
         made = [
             self._summary(),
             self.table("By number of agents, mean over lake sizes", self.by_agents()),
@@ -300,37 +300,37 @@ class Results:
         mark = f" (PARTIAL: {len(self.questions):,} of {self.questions.about['of']:,} instances)"
         return [dataclasses.replace(table, title=table.title + mark) for table in tables]
 
-    def _cell(self, row: Row, group: Group, metric: str) -> str:
-        found = row.estimate(metric, self.groups[group]) if group in self.groups else None
+    def _cell(self, contender: Contender, group: Group, metric: str) -> str:
+        found = contender.estimate(metric, self.groups[group]) if group in self.groups else None
         return estimate(found) if found else DASH
 
     def _summary(self) -> Table:
-        rows = []
-        for row in self.rows:
-            tokens, asked = row.counts["tokens"], row.counts["answered"] + row.counts["missing"]
-            rows.append(
+        lines = []
+        for one in self.contenders:
+            tokens, asked = one.counts["tokens"], one.counts["answered"] + one.counts["missing"]
+            lines.append(
                 {
-                    "model": row.name,
-                    "answers": f"{row.counts['answered']:,} of {asked:,}",
-                    **{metric: self._cell(row, Group(), metric) for metric in METRICS},
-                    "cut off": row.counts["truncated"],
+                    "model": one.name,
+                    "answers": f"{one.counts['answered']:,} of {asked:,}",
+                    **{metric: self._cell(one, Group(), metric) for metric in METRICS},
+                    "cut off": one.counts["truncated"],
                     "tokens an answer": tokens and round(tokens["mean"]),
                     "tokens": tokens and tokens["total"],
                 }
             )
-        return Table.of("All answers", rows, "Fractions are means over agents and lake sizes.")
+        return Table.of("All answers", lines, "Fractions are means over agents and lake sizes.")
 
     def _checks(self) -> Table:
-        rows = []
-        for row in self.rows:
+        lines = []
+        for one in self.contenders:
             failed = {
-                name.replace("_", " "): f"{100 * count / max(row.counts['answered'], 1):.1f}"
-                for name, count in row.counts["failed_checks"].items()
+                name.replace("_", " "): f"{100 * count / max(one.counts['answered'], 1):.1f}"
+                for name, count in one.counts["failed_checks"].items()
             }
-            rows.append({"model": row.label, **failed})
+            lines.append({"model": one.label, **failed})
         return Table.of(
             "Checks failed, percent of the answers",
-            rows,
+            lines,
             "An answer that cannot be read fails them all, one about another number of agents all "
             "but the first.",
         )
@@ -340,7 +340,7 @@ class Results:
         source = self.questions.about["options"]["set"]
         if isinstance(source, list):
             source = ", ".join(name.split()[0] for name in source)
-        missing = {row.name: row.counts["missing"] for row in self.rows}
+        missing = {one.name: one.counts["missing"] for one in self.contenders}
         return paragraphs(
             "benchmark_notes.md",
             questions=self.questions,
@@ -362,15 +362,15 @@ class Results:
             "optimum_unknown": int((~questions.solved).sum()),
             "measured": [
                 {
-                    "model": row.name,
-                    "asked": {str(seed): dict(one.noted) for seed, one in row.outcomes.items()},
-                    **row.counts,
+                    "model": one.name,
+                    "asked": {str(seed): dict(of.noted) for seed, of in one.outcomes.items()},
+                    **one.counts,
                     "figures": [
-                        _fields(group) | {metric: row.estimate(metric, cells) for metric in METRICS}
+                        _fields(group) | {metric: one.estimate(metric, cells) for metric in METRICS}
                         for group, cells in self.groups.items()
                     ],
                 }
-                for row in self.rows
+                for one in self.contenders
             ],
             "published": {"not_comparable_because": self.refused, **published.tables()},
         }

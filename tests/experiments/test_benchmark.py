@@ -122,7 +122,7 @@ def test_fractions_are_those_of_the_answers(oracles):
     page = (oracles / "results.md").read_text()
     exact = "100.0 (75.8 to 100.0)"  # Wilson's 12 of 12: 12 / (12 + 1.96 ** 2)
     assert f"| measured | exact | {exact} | " in page
-    assert "No published rows: the 24 instances are not made up" in page
+    assert "No published lines: the 24 instances are not made up" in page
     assert f"published ({published.SOURCE})" not in page
 
 
@@ -278,7 +278,7 @@ def test_a_server_that_fails_now_and_then(source, oracles, tmp_path, capsys, mon
         assert len(server.prompts) == 1
     nobody = ("--model=endpoint:http://127.0.0.1:9/v1#m", "--tries=1", "--concurrency=1")
     assert run(source, tmp_path / "nobody", *nobody) == 1
-    assert "3 requests in a row have failed" in capsys.readouterr().err
+    assert "3 consecutive requests have failed" in capsys.readouterr().err
     assert len(read_lines(next(tmp_path.glob("nobody/models/*/failures.jsonl")))) == 3
 
 
@@ -420,7 +420,7 @@ def test_published_lines_stand_apart_beside_the_whole_benchmark(tmp_path):
     noted = {"name": "ours", "options": {"kind": "run"}, "versions": {}}
 
     def tables_of(records, questions=questions):
-        one = benchmark_table.Row(
+        one = benchmark_table.Contender(
             "ours", {None: benchmark_table.Outcomes(noted, records, questions)}
         )
         made = benchmark_table.Results(questions, [one]).tables()

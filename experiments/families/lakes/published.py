@@ -39,12 +39,12 @@ def models() -> Mapping[str, Rates]:
     Models with numbers by size come first. A group without a size has the printed mean over sizes.
     """
     found: dict[str, dict[Group, Mapping[str, float]]] = {}
-    for row in tables()["main"]:
-        agents, of_model = row["num_agents"], found.setdefault(row["model"], {})
-        of_model[Group(agents)] = row["mean"]
-        of_model |= {Group(agents, int(size)): cell for size, cell in row["by_size"].items()}
-    for name, row in tables()["means_by_agents"].items():
-        found[name] = {Group(int(agents)): cell for agents, cell in row.items()}
+    for line in tables()["main"]:
+        agents, of_model = line["num_agents"], found.setdefault(line["model"], {})
+        of_model[Group(agents)] = line["mean"]
+        of_model |= {Group(agents, int(size)): cell for size, cell in line["by_size"].items()}
+    for name, means in tables()["means_by_agents"].items():
+        found[name] = {Group(int(agents)): cell for agents, cell in means.items()}
     return found
 
 
