@@ -390,7 +390,7 @@ def _train(
     """All steps that are left; saved now and then, and when the process is asked to leave.
 
     Returns:
-      The last state, and a row of rates for every validation.
+      The last state, and the rates of every validation.
     """
     curve: list[dict[str, float]] = []
     start, used = 0, 0.0
@@ -431,8 +431,8 @@ def _train(
                 advance(done, f"loss {metrics['loss']:.3f} on {name}")
                 if done % _VALIDATE_EVERY.value == 0 or done == last:
                     found = outcome(state)
-                    row = {"step": done, "seconds": seconds(), "loss": round(metrics["loss"], 4)}
-                    curve.append({**row, **outcome_metrics(found)})
+                    point = {"step": done, "seconds": seconds(), "loss": round(metrics["loss"], 4)}
+                    curve.append({**point, **outcome_metrics(found)})
                     reporter.line(f"step {done}, greedy: {solved(found)}")
     return state, curve
 

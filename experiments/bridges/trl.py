@@ -136,7 +136,7 @@ class DesignedRounds(Rounds, transformers.TrainerCallback):
         self._finish_round(found, designer)
 
     def _look_up(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The rows of slots."""
+        """The problems of slots."""
         prompts = [self._messages(slot) for slot in batch["slot"]]
         return {"prompt": prompts, "slot": list(batch["slot"])}
 
@@ -188,14 +188,14 @@ def _sample(
     seed: int | None = None,
 ) -> list[Completion]:
     """An answer to each chat: greedy without a seed, else at temperature 1."""
-    rows = _encoded(tokenizer, chats).to(model.device)
+    inputs = _encoded(tokenizer, chats).to(model.device)
     options = {"do_sample": False} if seed is None else {"do_sample": True, "temperature": 1.0}
     with _evaluating(model), torch.random.fork_rng():
         torch.manual_seed(0 if seed is None else seed)
         found = model.generate(
-            **rows, **options, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id
+            **inputs, **options, max_new_tokens=max_new_tokens, pad_token_id=tokenizer.pad_token_id
         )
-    new = found[:, rows["input_ids"].shape[1] :].tolist()
+    new = found[:, inputs["input_ids"].shape[1] :].tolist()
     texts = tokenizer.batch_decode(new, skip_special_tokens=True)
     ends = model.generation_config.eos_token_id or tokenizer.eos_token_id
     return [

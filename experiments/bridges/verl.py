@@ -36,7 +36,7 @@ from experiments.families.family import Family, Record
 from learner.chat import Completion
 
 TRAINING, VALIDATION = "rounds", "validation"
-"""What `data.train_files` and `data.val_files` are; also the rows' `data_source`."""
+"""What `data.train_files` and `data.val_files` are; also the `data_source` of their problems."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ class DesignedRounds(Rounds, Dataset[dict[str, Any]]):
         return self._count
 
     def __getitem__(self, slot: int) -> dict[str, Any]:
-        """The row of a slot, with the fields that verl reads.
+        """The problem of a slot, with the fields that verl reads.
 
         Raises:
           RuntimeError: verl has trained on the set for long without telling it.
@@ -183,7 +183,7 @@ class DesignedRounds(Rounds, Dataset[dict[str, Any]]):
         self._reads += 1
         if self._source == TRAINING and self._reads > 2 * len(self):
             raise RuntimeError(
-                f"{self._reads} rows were read without a call of on_batch_end: this trainer of "
+                f"{self._reads} problems were read without a call of on_batch_end: this trainer of "
                 "verl has no such hook; trainer.use_v1=False chooses one that has"
             )
         return {
@@ -205,7 +205,7 @@ class DesignedRounds(Rounds, Dataset[dict[str, Any]]):
 
         Args:
           batch: verl's `DataProto` of N answers: the tensors `responses`, i64[N, T], and
-            `response_mask`, [N, T], 1 for tokens of the answer; and `extra_info` of the rows.
+            `response_mask`, [N, T], 1 for tokens of the answer; and `extra_info` of the problems.
 
         Raises:
           ValueError: the answers are to problems of another round, which was sampled ahead.
@@ -214,13 +214,13 @@ class DesignedRounds(Rounds, Dataset[dict[str, Any]]):
         number = len(self.history)
         if number + 1 == self.plan.rounds:
             return
-        rows = batch.non_tensor_batch["extra_info"]
-        if others := {row["round"] for row in rows} - {number}:
+        infos = batch.non_tensor_batch["extra_info"]
+        if others := {info["round"] for info in infos} - {number}:
             raise ValueError(
                 f"round={min(others)}: the answers of this step are to problems of another round; "
                 f"allowed is {number}, so trainers that sample ahead are not"
             )
-        indices = np.array([self._index(row["index"]) for row in rows])
+        indices = np.array([self._index(info["index"]) for info in infos])
         answers = self._answers(batch.batch["responses"], batch.batch["response_mask"])
         for record, answer in zip(self._task.score(indices, answers).records, answers, strict=True):
             noted = {**record, "tokens": answer.num_tokens, "truncated": answer.truncated}
@@ -236,11 +236,11 @@ class DesignedRounds(Rounds, Dataset[dict[str, Any]]):
     def _answers(self, ids: torch.Tensor, mask: torch.Tensor) -> list[Completion]:
         """The answers as text; one that fills its budget without an end token is truncated."""
         answers = []
-        for row, own in zip(ids.cpu(), mask.cpu().bool(), strict=True):
-            tokens = row[own].tolist()
+        for response, own in zip(ids.cpu(), mask.cpu().bool(), strict=True):
+            tokens = response[own].tolist()
             ended = tokens[-1:] == [self._tokenizer.eos_token_id]
             text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-            truncated = len(tokens) == len(row) and not ended
+            truncated = len(tokens) == len(response) and not ended
             answers.append(Completion(text, len(tokens), truncated))
         return answers
 

@@ -440,7 +440,7 @@ class ProblemTask(Task):
         distinct = list(dict.fromkeys(answers))
         with ThreadPoolExecutor(sandbox.WORKERS) as pool:
             found = distributed.sharded_map(
-                lambda rows: list(pool.map(verified, [distinct[i] for i in rows])), len(distinct)
+                lambda part: list(pool.map(verified, [distinct[i] for i in part])), len(distinct)
             )
         of_answer = dict(zip(distinct, found, strict=True))
         records = [dict(of_answer[answer][0]) for answer in answers]

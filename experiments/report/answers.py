@@ -20,10 +20,10 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
     Returns:
       `when`, the number of the last round before it, 0 for the start; `answers` and `failed`, the
       numbers of all answers and of failures; `failures` of different kinds; and `successes`, first
-      those that were not solved before training. Each failure or success is a mapping with `row`,
-      the run's record of the answer; `failed`, its failed checks in words (if one of them makes the
-      others meaningless, only that one) and whether it was truncated; `drawing`, in HTML; and
-      `new`, whether it is solved now but was not before training.
+      those that were not solved before training. Each failure or success is a mapping with
+      `record`, the run's record of the answer; `failed`, its failed checks in words (if one of them
+      makes the others meaningless, only that one) and whether it was truncated; `drawing`, in HTML;
+      and `new`, whether it is solved now but was not before training.
 
     Raises:
       ValueError: a file is damaged.
@@ -33,47 +33,49 @@ def of_run(run: Run, count: int) -> dict[str, Any] | None:
         return None
     (number, last), (first_number, first) = validations[-1], validations[0]
     asked = read_log(run.root / "validation" / "instances.jsonl")
-    problems = {row["id"]: row for row in asked}
-    rows = [row for row in read_log(last.answers) if row["id"] in problems]
-    if not rows:
+    problems = {problem["id"]: problem for problem in asked}
+    records = [record for record in read_log(last.answers) if record["id"] in problems]
+    if not records:
         return None
     before: dict[str, bool] = {}
     if first_number == 0 < number:
-        before = {row["id"]: row["valid"] for row in read_log(first.answers)}
+        before = {record["id"]: record["valid"] for record in read_log(first.answers)}
 
     family = run.family
     alone = set(family.texts.alone)
 
-    def drawn(row: Mapping[str, Any]) -> dict[str, Any]:
-        problem = problems[row["id"]]
-        drawing = family.draw(problem, row["text"])
-        first = [check for check in row["failed"] if check in alone]
+    def drawn(record: Mapping[str, Any]) -> dict[str, Any]:
+        problem = problems[record["id"]]
+        drawing = family.draw(problem, record["text"])
+        first = [check for check in record["failed"] if check in alone]
         return {
-            "row": row,
+            "record": record,
             "failed": [
-                *map(family.failure, first[:1] or row["failed"]),
-                *(["truncated"] if row["truncated"] else []),
+                *map(family.failure, first[:1] or record["failed"]),
+                *(["truncated"] if record["truncated"] else []),
             ],
-            "drawing": Markup("<pre>{}</pre>").format(family.text(problem, row["text"]))
+            "drawing": Markup("<pre>{}</pre>").format(family.text(problem, record["text"]))
             if drawing is None
             else Markup(drawing),
-            "new": row["valid"] and before.get(row["id"]) is False,
+            "new": record["valid"] and before.get(record["id"]) is False,
         }
 
     # Failures whose drawing can show the error come first.
-    failed = sorted((r for r in rows if not r["valid"]), key=lambda r: bool(alone & {*r["failed"]}))
+    failed = sorted(
+        (r for r in records if not r["valid"]), key=lambda r: bool(alone & {*r["failed"]})
+    )
     # Problems not solved before training come first, then hard ones before easy ones.
     solved = sorted(
-        (row for row in rows if row["valid"]),
-        key=lambda row: (before.get(row["id"], True), -(row.get("optimum") or 0)),
+        (record for record in records if record["valid"]),
+        key=lambda record: (before.get(record["id"], True), -(record.get("optimum") or 0)),
     )
-    failures = one_of_each_kind(failed, lambda row: tuple(row["failed"]), count)
+    failures = one_of_each_kind(failed, lambda record: tuple(record["failed"]), count)
     successes = one_of_each_kind(
-        solved, lambda row: (row.get("optimal", True), row["group"]), count
+        solved, lambda record: (record.get("optimal", True), record["group"]), count
     )
     return {
         "when": number,
-        "answers": len(rows),
+        "answers": len(records),
         "failed": len(failed),
         "failures": list(map(drawn, failures)),
         "successes": list(map(drawn, successes)),

@@ -27,7 +27,7 @@ from learner import tokens
 from learner.training import sft
 from learner.training.train_state import TrainState
 
-ROWS = 32
+LESSONS = 32
 """Lessons in a step."""
 _TINY = 1e-9  # Added to changes, so that they may all be 0.
 
@@ -84,7 +84,7 @@ class Hindsight:
         self._settings, self._family, self._policy, self._fits = settings, family, policy, fits
         training, tokenizer = settings.training, policy.tokenizer
         config = sft.SFTConfig(
-            batch_size=ROWS,
+            batch_size=LESSONS,
             micro_batch_size=training.micro_batch_size,
             max_completion_tokens=settings.engineer.max_new_tokens,
             optimizer=training.optimizer,
@@ -109,7 +109,7 @@ class Hindsight:
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         lessons, steps = self._lessons(record, rng), []
         for step in range(self._settings.engineer.training.hindsight_steps):
-            examples = list(itertools.islice(lessons, ROWS))
+            examples = list(itertools.islice(lessons, LESSONS))
             if not examples:
                 break
             state, metrics = self._trainer.step(state, examples, step)

@@ -96,10 +96,11 @@ def of_validation(
     """
     known = {problem["id"]: problem for problem in problems}
     values: dict[str, float | str] = {"completion/example": "\n".join(example)}
-    for i, row in enumerate(one_of_each_kind(records, lambda row: row["valid"], _SAMPLES), 1):
-        outcome = ", ".join(map(family.failure, row["failed"])) or "valid"
-        drawn = family.text(known[row["id"]], row["text"])
-        values[f"completion/{i}"] = f"{row['id']}: {outcome}\n\n{drawn}"
+    chosen = one_of_each_kind(records, lambda record: record["valid"], _SAMPLES)
+    for i, record in enumerate(chosen, 1):
+        outcome = ", ".join(map(family.failure, record["failed"])) or "valid"
+        drawn = family.text(known[record["id"]], record["text"])
+        values[f"completion/{i}"] = f"{record['id']}: {outcome}\n\n{drawn}"
     cells = config.cells() if config is not None else {}
     return values | {f"configuration/{name}_{row}": cell for (row, name), cell in cells.items()}
 

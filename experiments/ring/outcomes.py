@@ -53,9 +53,13 @@ def round_evidence(store: RunStore, family: Family, index: int) -> Evidence:
 
     def gathered() -> dict[str, Any]:
         problems = {p["id"]: p for p in store.read(store.root / "validation" / "instances.jsonl")}
-        rows = store.read(folder / "answers.jsonl")
+        answers = store.read(folder / "answers.jsonl")
         held_out = drawn_failures(
-            family, rows, [problems[row["id"]] for row in rows], [row["text"] for row in rows], True
+            family,
+            answers,
+            [problems[answer["id"]] for answer in answers],
+            [answer["text"] for answer in answers],
+            True,
         )
         return {
             "validation": store.read(
@@ -177,31 +181,31 @@ def example(store: RunStore, family: Family, folder: Path) -> list[str]:
     can be compared from round to round.
     """
     before = store.read(store.root / "initial" / "answers.jsonl")
-    chosen = next((row["id"] for row in before if not row["valid"]), before[0]["id"])
-    row = next(row for row in store.read(folder / "answers.jsonl") if row["id"] == chosen)
+    chosen = next((one["id"] for one in before if not one["valid"]), before[0]["id"])
+    answer = next(one for one in store.read(folder / "answers.jsonl") if one["id"] == chosen)
     problems = store.read(store.root / "validation" / "instances.jsonl")
     problem = next(problem for problem in problems if problem["id"] == chosen)
-    outcome = ", ".join(map(family.failure, row["failed"])) or "valid"
-    cut = ", truncated" if row["truncated"] else ""
-    shown = family.example(problem, row["text"]).splitlines()
+    outcome = ", ".join(map(family.failure, answer["failed"])) or "valid"
+    cut = ", truncated" if answer["truncated"] else ""
+    shown = family.example(problem, answer["text"]).splitlines()
     lines = [line[:_MOST_CHARACTERS] for line in shown if line.strip()]
     if len(lines) > _MOST_LINES:
         half = _MOST_LINES // 2
         lines = [*lines[:half], "[...]", *lines[-half:]]
     lines.append(f"verdict: {outcome}{cut}")
     return [
-        f"for example {family.texts.label} {row['group']}:",
+        f"for example {family.texts.label} {answer['group']}:",
         *(f"  {line}" for line in lines),
     ]
 
 
-def one_of_each_kind(rows: Sequence[T], kind: Callable[[T], Any], count: int) -> list[T]:
-    """At most `count` rows, one of each kind before a second of any."""
+def one_of_each_kind(items: Sequence[T], kind: Callable[[T], Any], count: int) -> list[T]:
+    """At most `count` items, one of each kind before a second of any."""
     firsts: dict[Any, int] = {}
-    for i, row in enumerate(rows):
-        firsts.setdefault(kind(row), i)
-    rest = [i for i in range(len(rows)) if i not in firsts.values()]
-    return [rows[i] for i in [*firsts.values(), *rest][:count]]
+    for i, item in enumerate(items):
+        firsts.setdefault(kind(item), i)
+    rest = [i for i in range(len(items)) if i not in firsts.values()]
+    return [items[i] for i in [*firsts.values(), *rest][:count]]
 
 
 def _explanation(store: RunStore, index: int) -> str | None:

@@ -39,7 +39,7 @@ INSTEAD = (
     "use a rule (--config.engineer.designer=learnability), an endpoint, or a model that was "
     "warm-started on designs"
 )
-_ROWS, _LENGTH_MULTIPLE, _LENGTHS = 8, 32, 2
+_QUESTIONS, _LENGTH_MULTIPLE, _LENGTHS = 8, 32, 2
 
 
 def scorer(model: Policy, params: Any) -> Scorer:
@@ -55,7 +55,7 @@ def scorer(model: Policy, params: Any) -> Scorer:
             [sft.encode_example(model.tokenizer, chat, answer) for answer in answers]
             for chat, answers in pairs
         ]
-        longest = [max(len(e.prompt) + len(e.completion) for e in row) for row in examples]
+        longest = [max(len(e.prompt) + len(e.completion) for e in of) for of in examples]
         if max(longest) > (window := model.config.max_position_embeddings):
             raise UserError(
                 f"a context with its design takes {max(longest)} tokens, the model has {window}; "
@@ -64,7 +64,7 @@ def scorer(model: Policy, params: Any) -> Scorer:
         scores: list[list[float]] = [[] for _ in pairs]
         order = sorted(range(len(pairs)), key=lambda i: len(examples[i][0].prompt))
         shards = sharding.num_batch_shards(model.mesh)
-        size = -(-_ROWS // shards) * shards
+        size = -(-_QUESTIONS // shards) * shards
         for first in range(0, len(order), size):
             chosen = order[first : first + size]
             found = _log_likelihoods(params, model, [examples[i] for i in chosen], size, pad_id)
@@ -76,25 +76,25 @@ def scorer(model: Policy, params: Any) -> Scorer:
 
 
 def _log_likelihoods(
-    params: Any, model: Policy, rows: Sequence[Sequence[sft.Example]], size: int, pad_id: int
+    params: Any, model: Policy, asked: Sequence[Sequence[sft.Example]], size: int, pad_id: int
 ) -> np.ndarray:
-    """f64[R, A] for R rows of A examples with the same prompt, in nats; padded to `size` rows."""
+    """f64[Q, A] for Q questions of A examples with the same prompt, in nats; padded to `size`."""
 
     def bucket(length: int) -> int:
         return tokens.geometric_bucket(length, _LENGTH_MULTIPLE, _LENGTHS)
 
-    prompt = max(len(row[0].prompt) for row in rows)
-    completions = [[example.completion for example in row] for row in rows]
+    prompt = max(len(of[0].prompt) for of in asked)
+    completions = [[example.completion for example in of] for of in asked]
     whole = max(
-        len(row[0].prompt) + sum(map(len, of)) for row, of in zip(rows, completions, strict=True)
+        len(of[0].prompt) + sum(map(len, made)) for of, made in zip(asked, completions, strict=True)
     )
     window = bucket(max(len(one) for of in completions for one in of))
     length = max(bucket(whole), bucket(prompt) + window)
     packed = pack_sequences(
-        [row[0].prompt for row in rows],
+        [of[0].prompt for of in asked],
         completions,
         size,
-        len(rows[0]),
+        len(asked[0]),
         length,
         pad_id,
         bucket(prompt),
@@ -103,12 +103,12 @@ def _log_likelihoods(
         batch = distributed.put(packed, sharding.batch_sharding(model.mesh))
         logprobs = np.asarray(_logprobs(params, model.config, batch, window), np.float64)
     mask = np.arange(window) < packed.completion_lengths[:, :, None]
-    return np.where(mask, logprobs, 0.0).sum(axis=2)[: len(rows)]
+    return np.where(mask, logprobs, 0.0).sum(axis=2)[: len(asked)]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
-def _logprobs(params: Any, config: DecoderConfig, rows: MicroBatch, window: int) -> jax.Array:
-    logprobs, _ = completion_logprobs(params, config, rows, window)
+def _logprobs(params: Any, config: DecoderConfig, batch: MicroBatch, window: int) -> jax.Array:
+    logprobs, _ = completion_logprobs(params, config, batch, window)
     return jax.lax.with_sharding_constraint(logprobs, PartitionSpec())  # Every process reads it.
 
 

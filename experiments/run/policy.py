@@ -28,7 +28,7 @@ class Policy:
     Attributes:
       config: the architecture.
       tokenizer: of `transformers`.
-      mesh: devices of parameters and rows.
+      mesh: devices of parameters and batches.
       generation_config: of the model's folder; `save` copies it.
     """
 

@@ -76,9 +76,9 @@ class MeshSettings:
     """Devices along each mesh axis; their product is the number of devices used.
 
     Attributes:
-      data: shards the rows, replicates the parameters.
-      fsdp: shards the rows and the parameters.
-      tensor: shards the heads; its devices compute each row together.
+      data: shards the batch, replicates the parameters.
+      fsdp: shards the batch and the parameters.
+      tensor: shards the heads; its devices compute each sequence together.
     """
 
     data: int = 1

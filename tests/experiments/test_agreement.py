@@ -30,8 +30,8 @@ def fail(error):
 def fail_second():
     return fail(KeyError("absent")) if index == 1 else 7
 
-def squares(rows):
-    return [int(i) ** 2 for i in rows]
+def squares(part):
+    return [int(i) ** 2 for i in part]
 
 (folder / str(index)).mkdir()
 agreement._PATIENCE = 0.5
@@ -40,7 +40,7 @@ told = {
     "gathered": outcome(distributed.gather, "x" * (index + 1)),
     "large": [len(text) for text in distributed.gather("x" * (2000 * index + 1))],
     "shares": [distributed.sharded_map(squares, count) for count in (5, 2, 1)],
-    "parts": distributed.sharded_map(lambda rows: [rows.tolist()], 5),
+    "parts": distributed.sharded_map(lambda part: [part.tolist()], 5),
     "first": distributed.on_first(lambda: [index, distributed.gather(index)]),
     "first fails": outcome(distributed.on_first, lambda: fail(ValueError(f"of {index}"))),
     "awkward": outcome(distributed.on_first, lambda: fail(Awkward(1, 2))),
@@ -77,19 +77,19 @@ def told(tmp_path_factory):
 
 
 def test_values_reach_all_processes(told):
-    assert [row.pop("all") for row in told] == [0, 1]
-    for row in told:
-        assert row["gathered"] == ["x", "xx"]
-        assert row["large"] == [1, 2001]
-        assert row["parts"] == [[0, 1, 2], [3, 4]]
-        assert row["shares"] == [[0, 1, 4, 9, 16], [0, 1], [0]]
-        assert row["first"] == [0, [0]], "within it the first process is on its own"
+    assert [one.pop("all") for one in told] == [0, 1]
+    for one in told:
+        assert one["gathered"] == ["x", "xx"]
+        assert one["large"] == [1, 2001]
+        assert one["parts"] == [[0, 1, 2], [3, 4]]
+        assert one["shares"] == [[0, 1, 4, 9, 16], [0, 1], [0]]
+        assert one["first"] == [0, [0]], "within it the first process is on its own"
 
 
 def test_an_error_of_one_process_is_raised_on_all(told):
-    for row in told:
-        assert row["first fails"] == "ValueError: of 0"
-    assert [row["awkward"] for row in told] == [
+    for one in told:
+        assert one["first fails"] == "ValueError: of 0"
+    assert [one["awkward"] for one in told] == [
         "Awkward: 1 and 2",
         "RuntimeError: Awkward: 1 and 2",
     ]
@@ -98,20 +98,20 @@ def test_an_error_of_one_process_is_raised_on_all(told):
 
 
 def test_processes_that_differ_are_named(told):
-    for row in told:
-        assert row["alike"] is None
-        assert row["seed"] == (
+    for one in told:
+        assert one["alike"] is None
+        assert one["seed"] == (
             "UserError: process 1 differs from process 0: options.seed is 1, not 0"
         )
 
 
 def test_a_folder_of_ones_own_is_no_shared_one(told):
-    for index, row in enumerate(told):
-        assert row["shared"] is None
-        assert row["own"].startswith("UserError: workdir=")
-        assert f"/{index}: process 0 does not see there what processes [1] write" in row["own"]
-        assert row["left"] == ["0", "1"], "the marks are gone"
+    for index, one in enumerate(told):
+        assert one["shared"] is None
+        assert one["own"].startswith("UserError: workdir=")
+        assert f"/{index}: process 0 does not see there what processes [1] write" in one["own"]
+        assert one["left"] == ["0", "1"], "the marks are gone"
 
 
 def test_an_error_of_a_file_is_no_lost_process(told):
-    assert [row["lost"] for row in told] == [[True, False, False]] * 2
+    assert [one["lost"] for one in told] == [[True, False, False]] * 2

@@ -289,14 +289,14 @@ def test_contexts_of_a_run_hold_no_validation_item(undisturbed):
         for spec in (everything, *context.VARIANTS.values())
     ]
     assert "failed" in texts[0]
-    answers = {row["id"]: row["text"] for row in formats.read_jsonl(run / "rounds/0/answers.jsonl")}
-    for row in formats.read_jsonl(run / "validation" / "instances.jsonl"):
-        instance = formats.from_records([row])[0]
+    answers = {one["id"]: one["text"] for one in formats.read_jsonl(run / "rounds/0/answers.jsonl")}
+    for problem in formats.read_jsonl(run / "validation" / "instances.jsonl"):
+        instance = formats.from_records([problem])[0]
         drawing = render.ascii_instance(instance)
         for text in texts:
             assert drawing not in text
-            assert row["id"] not in text
-            assert len(answers[row["id"]]) < 20 or answers[row["id"]] not in text
+            assert problem["id"] not in text
+            assert len(answers[problem["id"]]) < 20 or answers[problem["id"]] not in text
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path):

@@ -521,13 +521,13 @@ def test_no_set_repeats_what_it_is_kept_apart_from(family, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_data_set_with_a_scoring_function_is_a_family(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
-    rows = [
+    questions = [
         {"level": level, "question": f"{i} + {level}?", "answer": i + level}
         for level in (1, 2)
         for i in range(20)
     ]
     path = tmp_path / "questions.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(question) + "\n" for question in questions))
     monkeypatch.setenv("QUESTIONS", str(path))
     file = ROOT / "docs" / "family_example" / "questions.py"
     family = FamilySettings(f"{file}:family").load_family()

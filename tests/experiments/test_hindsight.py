@@ -11,7 +11,7 @@ from experiments import settings
 from experiments.configs import sums
 from experiments.families.demonstrations import random_record
 from experiments.ring.designing import design_completer
-from experiments.ring.hindsight import ROWS, Hindsight, best_in_hindsight
+from experiments.ring.hindsight import LESSONS, Hindsight, best_in_hindsight
 from experiments.run.policy import load_params, load_policy
 from experiments.text.errors import UserError
 from learner.training.train_state import create_train_state
@@ -101,7 +101,7 @@ def test_lessons_are_contexts_of_past_designs_with_their_answers(on_sums):
     run, rows = run_of(family, 3), family.space.rows
     wanted = [best_in_hindsight(run, i, family.space).column("fraction") for i in (1, 2)]
     lessons, seen = hindsight._lessons(run, np.random.default_rng(0)), set()
-    for _ in range(ROWS):
+    for _ in range(LESSONS):
         answer = parse(policy.tokenizer.decode(next(lessons).completion[:-1]), family.space)
         assert isinstance(answer, Proposal)
         fractions = tuple(answer.values[row]["fraction"] for row in rows)

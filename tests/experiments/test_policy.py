@@ -11,7 +11,7 @@ from learner.decoder.attention import Choice
 
 
 @pytest.mark.parametrize(
-    ("platform", "rows", "decoding", "warnings"),
+    ("platform", "updates", "decoding", "warnings"),
     [
         ("gpu", "cudnn", "cudnn", []),
         ("gpu", "cudnn", "reference", ["  warning: no kernel for decoding: that of"]),
@@ -19,8 +19,8 @@ from learner.decoder.attention import Choice
         ("cpu", "reference", "reference", []),
     ],
 )
-def test_a_kernel_that_is_not_used_is_a_warning(monkeypatch, platform, rows, decoding, warnings):
-    monkeypatch.setattr(policy.attention, "choose", lambda config: Choice(rows, "it failed"))
+def test_a_kernel_that_is_not_used_is_a_warning(monkeypatch, platform, updates, decoding, warnings):
+    monkeypatch.setattr(policy.attention, "choose", lambda config: Choice(updates, "it failed"))
     monkeypatch.setattr(policy, "choose_decoding", lambda config: Choice(decoding, "it failed"))
     device = types.SimpleNamespace(platform=platform, device_kind="kind")
     made = types.SimpleNamespace(
@@ -32,9 +32,9 @@ def test_a_kernel_that_is_not_used_is_a_warning(monkeypatch, platform, rows, dec
     first, unused, *said = policy.describe(settings, made, [jax.numpy.zeros(3)])
     assert unused.endswith("not used in sampling: repetition_penalty=1.1")
     assert first == "model model: 3 parameters on 1 x kind"
-    assert said[0] == f"attention: {rows} (it failed)"
+    assert said[0] == f"attention: {updates} (it failed)"
     found = [line for line in said if "warning" in line]
     assert len(found) == len(warnings)
     assert all(line.startswith(start) for line, start in zip(found, warnings, strict=True))
     shown = f"attention of decoding: {decoding} (it failed)" in said
-    assert shown == (rows != "reference")
+    assert shown == (updates != "reference")

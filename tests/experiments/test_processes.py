@@ -182,8 +182,8 @@ def one_process(start, tmp_path_factory):
     assert run.finish() == [0], run.text(0)[-3000:]
     history = steps_of(workdir)
     # There is something to agree about.
-    assert len({row["reward"] for row in history}) > STEPS, history
-    assert sum(row["updates"] for row in history) > STEPS
+    assert len({step["reward"] for step in history}) > STEPS, history
+    assert sum(step["updates"] for step in history) > STEPS
     return workdir
 
 
@@ -237,8 +237,8 @@ def test_adapters_further_draws_and_a_design(start, tmp_path):
         assert set(run.finish()) == {0}, run.text(0)[-3000:]
     assert_same_history(folders[2], folders[1], steps=4)
     history = steps_of(folders[1])
-    assert {row["draws"] for row in history} == {1, 2}
-    assert sum(row["updates"] for row in history) > 4
+    assert {step["draws"] for step in history} == {1, 2}
+    assert sum(step["updates"] for step in history) > 4
 
     for folder in folders.values():
         design = json.loads((folder / "rounds" / "0" / "design" / "design.json").read_text())

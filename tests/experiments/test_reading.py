@@ -38,8 +38,8 @@ def test_answers_have_the_likelihood_that_the_model_gives_their_tokens(tmp_path)
         for answer in answers
     ]
     ids = np.zeros((len(examples), 64), int)
-    for row, (prompt, completion) in zip(ids, examples, strict=True):
-        row[: len(prompt) + len(completion)] = [*prompt, *completion]
+    for sequence, (prompt, completion) in zip(ids, examples, strict=True):
+        sequence[: len(prompt) + len(completion)] = [*prompt, *completion]
     positions = np.broadcast_to(np.arange(64), ids.shape)
     logprobs = jax.nn.log_softmax(forward_pass.logits(params, model.config, ids, positions))
     for (prompt, completion), each, score in zip(

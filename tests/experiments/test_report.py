@@ -102,7 +102,7 @@ def write_validation(folder, texts, family=None, problems=VALIDATION):
     family = family or Lakes(options().lakes)
     completions = [Completion(text, 20, False) for text in texts]
     records = family.task(problems).score(np.arange(len(texts)), completions).records
-    rows = [
+    answers = [
         {
             "id": f"validation-{i}",
             "optimal": record["valid"],
@@ -116,7 +116,7 @@ def write_validation(folder, texts, family=None, problems=VALIDATION):
     for name in ("answers.jsonl", "validation.json"):  # Else they would be kept.
         (folder / name).unlink(missing_ok=True)
     store = files.RunStore(folder)
-    validation.write_validation(store, folder, family, lambda *_: rows, None, None)
+    validation.write_validation(store, folder, family, lambda *_: answers, None, None)
 
 
 def write_run(root, settings=None, rounds=2, after=AFTER):

@@ -138,9 +138,9 @@ def test_one_problem_is_shown_with_its_answer_after_every_validation(tmp_path):
     wrong = right | {"failed": ["right"], "valid": False, "truncated": True, "text": "2+"}
     answers = {"initial": (right, wrong, wrong), "rounds/0": (wrong, right, right)}
     write_file(tmp_path / "validation/instances.jsonl", problems)
-    for folder, rows in answers.items():
-        rows = [row | {"id": problem["id"]} for row, problem in zip(rows, problems, strict=True)]
-        write_file(tmp_path / folder / "answers.jsonl", rows)
+    for folder, given in answers.items():
+        named = [one | {"id": problem["id"]} for one, problem in zip(given, problems, strict=True)]
+        write_file(tmp_path / folder / "answers.jsonl", named)
     shown = ["for example digits 1:", "  problem: What is 2 plus 2? Answer with the number only."]
     assert example(store, family, tmp_path / "initial") == [
         *shown, "  answer: 2+", "  verdict: wrong answer, truncated"

@@ -464,12 +464,12 @@ def two_seeds(done, tmp_path_factory):
     for variant, every in (("fixed", 5), ("failures", 3)):
         source = folder / "study/runs" / variant
         for path in shutil.copytree(source / "seed-0", source / "seed-1").rglob("answers.jsonl"):
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
-            for row in rows[::every]:
-                row["valid"] = row["optimal"] = not row["valid"]
-                row["failed"] = [] if row["valid"] else ["goals_reached"]
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            found = Lakes(LakesOptions(sizes=(3, 4, 5))).breakdown(rows).to_dict()
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+            for record in records[::every]:
+                record["valid"] = record["optimal"] = not record["valid"]
+                record["failed"] = [] if record["valid"] else ["goals_reached"]
+            path.write_text("".join(json.dumps(record) + "\n" for record in records))
+            found = Lakes(LakesOptions(sizes=(3, 4, 5))).breakdown(records).to_dict()
             found = {**found, "greedy": found}
             path.with_name("validation.json").write_text(json.dumps(found))
     plan = folder / "plan.py"

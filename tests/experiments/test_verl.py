@@ -57,10 +57,10 @@ def only_short(problem):
     return problem["group"] == "1"
 
 
-def responses(plan, rows, tokenizer, solves):
-    """Token numbers and masks [N, WIDTH] of fake answers to rows: right, wrong, or cut off."""
-    ids, mask = torch.zeros(2, len(rows), WIDTH, dtype=torch.int64)
-    for i, truth in enumerate(rows):
+def responses(plan, truths, tokenizer, solves):
+    """Token numbers and masks [N, WIDTH] of fake answers: right, wrong, or cut off."""
+    ids, mask = torch.zeros(2, len(truths), WIDTH, dtype=torch.int64)
+    for i, truth in enumerate(truths):
         problem = json.loads(truth["ground_truth"])
         text = plan.family.solutions([problem])[0] if solves(problem) else "no idea of any kind"
         tokens = tokenizer(text, add_special_tokens=False).input_ids
@@ -77,24 +77,24 @@ def train(plan, dataset, tokenizer, steps, solves=only_short):
     )
     scores, order = [], np.random.default_rng(0)
     while True:
-        for rows in loader:
-            rows = [row for row in rows for _ in range(COPIES)]
-            order.shuffle(rows)  # verl balances the workers' load.
-            ids, mask = responses(plan, [r["reward_model"] for r in rows], tokenizer, solves)
+        for problems in loader:
+            problems = [problem for problem in problems for _ in range(COPIES)]
+            order.shuffle(problems)  # verl balances the workers' load.
+            ids, mask = responses(plan, [p["reward_model"] for p in problems], tokenizer, solves)
             scores.append(
                 [
                     plan.compute_score(
-                        data_source=row["data_source"],
+                        data_source=problem["data_source"],
                         solution_str=tokenizer.decode(own[used], skip_special_tokens=True),
-                        ground_truth=row["reward_model"]["ground_truth"],
-                        extra_info={**row["extra_info"], "num_turns": 1},
+                        ground_truth=problem["reward_model"]["ground_truth"],
+                        extra_info={**problem["extra_info"], "num_turns": 1},
                     )
-                    for row, own, used in zip(rows, ids, mask.bool(), strict=True)
+                    for problem, own, used in zip(problems, ids, mask.bool(), strict=True)
                 ]
             )
             if len(scores) == steps:
                 return scores
-            infos = np.array([row["extra_info"] for row in rows], dtype=object)
+            infos = np.array([problem["extra_info"] for problem in problems], dtype=object)
             batch = {"responses": ids, "response_mask": mask}
             step = types.SimpleNamespace(batch=batch, non_tensor_batch={"extra_info": infos})
             dataset.on_batch_end(batch=step)
@@ -127,21 +127,21 @@ def test_a_rule_designs_the_second_round(planned, tokenizer):
     assert lines[1]["evidence"] == past.evidence.to_dict()
 
 
-def test_rows_have_what_verl_reads(planned, tokenizer):
+def test_problems_have_what_verl_reads(planned, tokenizer):
     plan = planned()
     made = plan.dataset_class()
     training = made(TRAINING, tokenizer, CONFIG)
     validation = made([VALIDATION], tokenizer, CONFIG, processor=None, max_samples=-1)
     assert (len(training), len(validation)) == (12, 6)
     for dataset, source in ((training, TRAINING), (validation, VALIDATION)):
-        row = dataset[5]
-        problem = json.loads(row["reward_model"]["ground_truth"])
+        read = dataset[5]
+        problem = json.loads(read["reward_model"]["ground_truth"])
         chat = [{"role": "user", "content": plan.family.prompt(problem)}]
-        assert (row["raw_prompt"], row["data_source"]) == (chat, source)
-        assert row["extra_info"] == {"index": 5, "round": 0}
-        assert row["index"] == 5
-        assert row["tools_kwargs"] == row["interaction_kwargs"] == {}
-        assert row["dummy_tensor"].dtype == torch.uint8
+        assert (read["raw_prompt"], read["data_source"]) == (chat, source)
+        assert read["extra_info"] == {"index": 5, "round": 0}
+        assert read["index"] == 5
+        assert read["tools_kwargs"] == read["interaction_kwargs"] == {}
+        assert read["dummy_tensor"].dtype == torch.uint8
     apart = [
         {d[i]["reward_model"]["ground_truth"] for i in range(6)} for d in (training, validation)
     ]
@@ -325,9 +325,9 @@ def test_verls_own_trainer(tmp_path, monkeypatch, tokenizer):
         """In place of the model: samples fake answers, and scores them as verl's workers do."""
 
         def generate_sequences(self, prompts):
-            rows = prompts.non_tensor_batch["reward_model"]
+            truths = prompts.non_tensor_batch["reward_model"]
             plan = trainer.train_dataset.plan
-            ids, mask = responses(plan, rows, tokenizer, only_short)
+            ids, mask = responses(plan, truths, tokenizer, only_short)
             asked = torch.ones_like(ids)
             tensors = {"prompts": asked, "responses": ids, "response_mask": mask}
             tensors["input_ids"] = torch.cat([asked, ids], 1)

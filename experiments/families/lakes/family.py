@@ -267,10 +267,10 @@ class LakesTask:
         chosen = self._instances[np.asarray(indices)]
         assert chosen.solution is not None
 
-        def verdicts(rows: np.ndarray) -> mapf_jax.Verdict:
-            texts = [completions[i].text for i in rows]
+        def verdicts(part: np.ndarray) -> mapf_jax.Verdict:
+            texts = [completions[i].text for i in part]
             plans = mapf_jax.plans_from_texts(texts, chosen.starts.shape[-2])
-            return jax.tree.map(np.asarray, mapf_jax.verify(chosen[rows], plans))
+            return jax.tree.map(np.asarray, mapf_jax.verify(chosen[part], plans))
 
         verdict = distributed.sharded_map(verdicts, len(completions))
         optimum = np.asarray(chosen.solution.cost)

@@ -73,7 +73,7 @@ def attributes(name: str) -> list[dict[str, Any]]:
 
     `levels` describes each level in words: that level alone, and all levels up to it.
     """
-    rows = []
+    found = []
     for attribute in CURRICULA[name]().attributes.values():
         count = len(attribute.levels) - getattr(attribute, "ensure_interval", False)
         pairs = [
@@ -82,8 +82,8 @@ def attributes(name: str) -> list[dict[str, Any]]:
         ]
         if len({alone for alone, _ in pairs}) > 1:
             numeric = all(type(level) in (int, float) for level in attribute.levels)
-            rows.append({"name": attribute.name, "numeric": numeric, "levels": pairs})
-    return rows
+            found.append({"name": attribute.name, "numeric": numeric, "levels": pairs})
+    return found
 
 
 def possible(name: str, setting: Setting) -> bool:

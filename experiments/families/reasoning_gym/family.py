@@ -32,7 +32,7 @@ CHECKS = (SCORED, "right")
 RIGHT = 0.99
 """Minimum score of a right answer."""
 
-_MISSES = 64  # Draws in a row without a new problem before giving up a level.
+_MISSES = 64  # Consecutive draws without a new problem before giving up a level.
 _SLOW_MISS = 32  # Misses counted for a draw that ran out of time.
 _SOON = 60.0  # Limit in seconds for calls that make no problem.
 _ROW_NAME = re.compile(r"[A-Za-z0-9]\w{0,39}", re.ASCII)
@@ -77,24 +77,24 @@ class _Ladder:
     """
 
     def __init__(self, name: str, options: ReasoningGymOptions, choose: bool) -> None:
-        rows: list[dict[str, Any]] = sandbox().call("attributes", name, seconds=_SOON)
-        rows.sort(key=lambda row: not row["numeric"])
-        for i, row in enumerate(rows):
+        found: list[dict[str, Any]] = sandbox().call("attributes", name, seconds=_SOON)
+        found.sort(key=lambda one: not one["numeric"])
+        for i, one in enumerate(found):
             most = (i and options.other_levels) or options.levels
-            row["levels"] = row["levels"][: most or None]
+            one["levels"] = one["levels"][: most or None]
         self.name = name
-        fixed = 1 if choose else len(rows)
-        self.fixed = rows[:fixed]
-        self.others = [row for row in rows[fixed:] if len(row["levels"]) > 1]
+        fixed = 1 if choose else len(found)
+        self.fixed = found[:fixed]
+        self.others = [one for one in found[fixed:] if len(one["levels"]) > 1]
 
     def at(self, level: int) -> dict[str, int]:
         """The level of each attribute at a level of the ladder."""
-        return {row["name"]: min(level, len(row["levels"]) - 1) for row in self.fixed + self.others}
+        return {one["name"]: min(level, len(one["levels"]) - 1) for one in self.fixed + self.others}
 
     def words(self, level: int) -> str:
         """A level in words: the values of the attributes that the engineer does not choose."""
         at = self.at(level)
-        return ", ".join(f"{row['name']} {row['levels'][at[row['name']]][0]}" for row in self.fixed)
+        return ", ".join(f"{one['name']} {one['levels'][at[one['name']]][0]}" for one in self.fixed)
 
     def row_names(self) -> list[str]:
         """Names of the levels: the values of the main attribute, or level_1, level_2, ...
@@ -105,7 +105,7 @@ class _Ladder:
         usable = all(map(_ROW_NAME.fullmatch, names)) and tuple(names) == ordered_rows(names)
         if usable and len(self.fixed) == 1:
             return names
-        count = max(len(row["levels"]) for row in self.fixed)
+        count = max(len(one["levels"]) for one in self.fixed)
         return [f"level_{level + 1}" for level in range(count)]
 
     def heights(self, level: int, wanted: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -115,7 +115,7 @@ class _Ladder:
         itself, and then below it.
         """
         same = {name: high for name, high in self.at(level).items() if name in wanted}
-        steps = range(max((len(row["levels"]) for row in self.others), default=1))
+        steps = range(max((len(one["levels"]) for one in self.others), default=1))
         nearer = [
             {name: min(max(same[name], wanted[name] - k), wanted[name] + k) for name in same}
             for k in steps
@@ -132,7 +132,7 @@ class _Ladder:
         """The lowest and the highest level of every attribute."""
         at = self.at(level)
         return {
-            **{row["name"]: [at[row["name"]]] * 2 for row in self.fixed},
+            **{one["name"]: [at[one["name"]]] * 2 for one in self.fixed},
             **{name: [0, high] for name, high in highest.items()},
         }
 
@@ -177,7 +177,7 @@ class ReasoningGym(Family):
         self._rows: dict[str, tuple[_Ladder, int]] = {}
         for ladder in ladders:
             for level, name in enumerate(ladder.row_names()):
-                lowest = {row["name"]: 0 for row in ladder.others}
+                lowest = {one["name"]: 0 for one in ladder.others}
                 if any(True for _ in ladder.heights(level, lowest)):
                     self._rows[name if single else f"{ladder.name}_{level + 1}"] = ladder, level
         if not self._rows:
@@ -222,7 +222,7 @@ class ReasoningGym(Family):
     def _problems(
         self, row: str, config: Configuration, seed: int, seen: set[str]
     ) -> Iterator[Problem]:
-        """Yields problems with new questions, until too many draws in a row give none."""
+        """Yields problems with new questions, until too many consecutive draws give none."""
         ladder, level = self._rows[row]
         wanted = {one["name"]: int(config[row, _column(one)]) - 1 for one in self._others}
         for highest in ladder.heights(level, wanted):
