@@ -251,7 +251,7 @@ def test_the_code_of_integrations_runs(tmp_path, monkeypatch, capsys):
     left_out = []
     for number, block in enumerate(blocks(page, "python")):
         names = re.findall(r"^(?:import|from) ([\w.]+)", block, re.MULTILINE)
-        if re.search(r"\b(row|data)\[", block):  # Of the first block.
+        if re.search(r"\b(record|data)\[", block):  # Of the first block.
             names.append("datasets")
         missing = [name for name in names if not _installed(name)]
         if missing:

@@ -83,11 +83,11 @@ def train(key: jax.Array, updates: int) -> tuple[Any, jax.Array]:
             "done": after.done, "won": after.info.success,
         }  # fmt: skip
 
-    def gae(carry: Any, row: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
+    def gae(carry: Any, step: dict[str, jax.Array]) -> tuple[Any, jax.Array]:
         advantage, value = carry
-        more = 1.0 - row["done"][:, None]
-        advantage = row["rewards"] + GAMMA * more * (value + LAMBDA * advantage) - row["values"]
-        return (advantage, row["values"]), advantage
+        more = 1.0 - step["done"][:, None]
+        advantage = step["rewards"] + GAMMA * more * (value + LAMBDA * advantage) - step["values"]
+        return (advantage, step["values"]), advantage
 
     def sgd_step(batch: dict[str, jax.Array], carry: Any, part: jax.Array) -> tuple[Any, None]:
         params, moments = carry
@@ -99,16 +99,16 @@ def train(key: jax.Array, updates: int) -> tuple[Any, jax.Array]:
         params, moments, states, observed = carry
         act_key, *epoch_keys = jax.random.split(key, 1 + EPOCHS)
         keys = jax.random.split(act_key, STEPS)
-        (_, states, observed), rows = jax.lax.scan(act, (params, states, observed), keys)
+        (_, states, observed), steps = jax.lax.scan(act, (params, states, observed), keys)
         _, value = actor_critic(params, observed)
-        _, advantages = jax.lax.scan(gae, (jnp.zeros_like(value), value), rows, reverse=True)
-        batch = {**rows, "advantages": advantages, "returns": advantages + rows["values"]}
+        _, advantages = jax.lax.scan(gae, (jnp.zeros_like(value), value), steps, reverse=True)
+        batch = {**steps, "advantages": advantages, "returns": advantages + steps["values"]}
         names = ("observed", "actions", "log_probs", "advantages", "returns")
         batch = {name: batch[name].reshape(-1, *batch[name].shape[3:]) for name in names}
         for epoch_key in epoch_keys:
             parts = jax.random.permutation(epoch_key, advantages.size).reshape(MINIBATCHES, -1)
             (params, moments), _ = jax.lax.scan(partial(sgd_step, batch), (params, moments), parts)
-        return (params, moments, states, observed), rows["won"].sum() / rows["done"].sum()
+        return (params, moments, states, observed), steps["won"].sum() / steps["done"].sum()
 
     @jax.jit
     def run(key: jax.Array) -> tuple[Any, jax.Array]:

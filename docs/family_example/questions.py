@@ -25,7 +25,7 @@ class Questions(families.DataSet):
 
 
 family = Questions(
-    [{"group": str(row[LEVEL]), **row} for row in DATA],
+    [{"group": str(question[LEVEL]), **question} for question in DATA],
     label="level",
     task="to answer questions",
     checks=["right_value"],

@@ -138,9 +138,9 @@ def _points(result: dict[str, Any]) -> str:
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def _lines(*rows: Sequence[str]) -> list[str]:
-    head, *body = ("| " + " | ".join(row) + " |" for row in rows)
-    return [head, "| --- " * len(rows[0]) + "|", *body]
+def _table(*lines: Sequence[str]) -> list[str]:
+    head, *body = ("| " + " | ".join(line) + " |" for line in lines)
+    return [head, "| --- " * len(lines[0]) + "|", *body]
 
 
 def _link(study: str) -> str:
@@ -161,7 +161,7 @@ def hypotheses() -> list[str]:
     over_all = zip(
         holm(p_values), scipy.stats.false_discovery_control(p_values, method="bh"), strict=True
     )
-    return _lines(
+    return _table(
         ("study", "hypothesis", "points (95 %)", "p", "Holm, study", "Holm, all", "BH, all"),
         *(
             (study, name, _points(result), *(f"{p:.3f}" for p in (result["p"], p_study, *p_all)))
@@ -172,16 +172,16 @@ def hypotheses() -> list[str]:
 
 def further_looks() -> list[str]:
     """Returns the lines of a Markdown table of differences that nobody registered."""
-    rows = []
+    found = []
     for one, other, measures in LOOKS:
         studies = dict.fromkeys(variant.split()[0] for variant in (one, other))
         for measure in measures:
             result = paired(values(one, measure), values(other, measure))
             names = f"{_label(one)} minus {_label(other)}"
-            rows.append((", ".join(map(_link, studies)), names, measure, _points(result)))
+            found.append((", ".join(map(_link, studies)), names, measure, _points(result)))
     for measure in (LAST, LAST_THREE, MEAN):
-        rows.append(("pooled over four", "current minus base", measure, _points(pooled(measure))))
-    return _lines(("study", "difference", "validation", "points (95 %)"), *rows)
+        found.append(("pooled over four", "current minus base", measure, _points(pooled(measure))))
+    return _table(("study", "difference", "validation", "points (95 %)"), *found)
 
 
 def pooled(measure: str) -> dict[str, float]:
