@@ -37,7 +37,7 @@ class Shape:
 
     Attributes:
       title: for the page.
-      variants: those of the study that it has, a line each.
+      variants: the study's variants that it shows, a line each.
       reference: the variant that the others are compared with.
       beside: its published lines; all if empty.
       subsets: its columns are the wait-ratio subsets, with valid answers only, instead of the

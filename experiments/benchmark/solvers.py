@@ -349,8 +349,8 @@ class EndpointSolver(Solver):
         """Sends several requests at a time and yields each answer as it arrives.
 
         Raises:
-          UserError: the server refuses before its first answer, or too many requests fail one after
-            the other.
+          UserError: the server refuses before its first answer, or too many consecutive requests
+            fail.
         """
         seeds = jax.vmap(jax.random.bits)(questions.keys(self._options.seed, indices)).tolist()
         ask = functools.partial(self._ask, questions)

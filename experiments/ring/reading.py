@@ -55,7 +55,9 @@ def scorer(model: Policy, params: Any) -> Scorer:
             [sft.encode_example(model.tokenizer, chat, answer) for answer in answers]
             for chat, answers in pairs
         ]
-        longest = [max(len(e.prompt) + len(e.completion) for e in of) for of in examples]
+        longest = [
+            max(len(e.prompt) + len(e.completion) for e in question) for question in examples
+        ]
         if max(longest) > (window := model.config.max_position_embeddings):
             raise UserError(
                 f"a context with its design takes {max(longest)} tokens, the model has {window}; "
@@ -83,15 +85,16 @@ def _log_likelihoods(
     def bucket(length: int) -> int:
         return tokens.geometric_bucket(length, _LENGTH_MULTIPLE, _LENGTHS)
 
-    prompt = max(len(of[0].prompt) for of in asked)
-    completions = [[example.completion for example in of] for of in asked]
+    prompt = max(len(question[0].prompt) for question in asked)
+    completions = [[example.completion for example in question] for question in asked]
     whole = max(
-        len(of[0].prompt) + sum(map(len, made)) for of, made in zip(asked, completions, strict=True)
+        len(question[0].prompt) + sum(map(len, of))
+        for question, of in zip(asked, completions, strict=True)
     )
     window = bucket(max(len(one) for of in completions for one in of))
     length = max(bucket(whole), bucket(prompt) + window)
     packed = pack_sequences(
-        [of[0].prompt for of in asked],
+        [question[0].prompt for question in asked],
         completions,
         size,
         len(asked[0]),

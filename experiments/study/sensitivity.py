@@ -102,11 +102,11 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
             "two of each are needed"
         )
     ends = [[points[name, seed][-1] for seed in seeds] for name in names]
-    values = np.array([[rate(end, "valid") for end in of] for of in ends])
+    values = np.array([[rate(end, "valid") for end in over_seeds] for over_seeds in ends])
     first = points[names[0], seeds[0]][0]
     rates = {row: at["valid"] / at["answers"] for row, at in first["by_row"].items()}
     signal = [
-        expected_signal(rates, Configuration.from_dict(of[0]["config"]), space) for of in ends
+        expected_signal(rates, Configuration.from_dict(end["config"]), space) for end, *_ in ends
     ]
     means = values.mean(1)
     order = np.argsort(-means, kind="stable")
@@ -149,10 +149,10 @@ def variance(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
       explain, by components of variance; p-value of the F test for configurations).
     """
     k, n = values.shape
-    of_one, of_seed = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
-    rest = values - of_one - of_seed + values.mean()
+    of_configuration, of_seed = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
+    rest = values - of_configuration - of_seed + values.mean()
     residual = float((rest**2).sum() / ((k - 1) * (n - 1)))
-    between, blocks = n * of_one.var(ddof=1), k * of_seed.var(ddof=1)
+    between, blocks = n * of_configuration.var(ddof=1), k * of_seed.var(ddof=1)
     configuration = max(0.0, (between - residual) / n)
     total = configuration + max(0.0, (blocks - residual) / k) + residual
     p = scipy.stats.f.sf(between / residual, k - 1, (k - 1) * (n - 1)) if residual else 0.0
