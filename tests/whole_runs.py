@@ -29,6 +29,7 @@ SMALL = [
     "--config.training.epochs=1.0",
     "--config.training.prompts_per_step=8",
     "--config.training.group_size=4",
+    "--config.engineer.designer=current",
     "--config.engineer.reading_questions=0",
 ]
 #: A study of runs as small.

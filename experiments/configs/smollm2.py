@@ -10,7 +10,10 @@ from experiments import settings
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Three rounds of 16 steps and two designs, which the model writes itself."""
+    """Three rounds of 16 steps and two designs by a rule.
+
+    `--config.engineer.designer=current` lets the model write them, under the grammar.
+    """
     config = settings.default_config()
     config.model.path = "smollm2"
     config.model.remat = "dots"  # On CPUs as fast as "none", in a gigabyte less.

@@ -6,7 +6,7 @@ from experiments import settings
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """Three rounds and two designs."""
+    """Three rounds and two designs, by a rule unless `--config.engineer.designer=current`."""
     config = settings.default_config()
     config.model.path = settings.TINY_MODEL
     config.model.scan_unroll = 4  # All layers: faster on a CPU, and quick to compile when tiny.

@@ -215,7 +215,7 @@ class EngineerSettings:
       training: training of the current checkpoint as engineer.
     """
 
-    designer: str = "current"
+    designer: str = "learnability"
     start: str = "random"
     kept_rounds: int = 1
     context: str = DEFAULT_VARIANT

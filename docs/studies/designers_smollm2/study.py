@@ -43,7 +43,7 @@ STUDY = Study(
     question="What are an untaught SmolLM2's own designs worth against uniform rounds?",
     variants=(
         Variant("uniform", "fixed, uniform", {"engineer.designer": "fixed"}),
-        Variant("current", "current checkpoint, untaught"),
+        Variant("current", "current checkpoint, untaught", {"engineer.designer": "current"}),
         Variant("mastery", "mastery, a rule", {"engineer.designer": "mastery"}),
     ),
     reference="uniform",

@@ -19,6 +19,7 @@ def tiny_base() -> ml_collections.ConfigDict:
     # A killed run loses one round at most.
     config.checkpoint.every_steps = 1000
     config.checkpoint.keep = 1
+    config.engineer.designer = "current"
     # The model's own answers are often no configuration; under the grammar every answer is one.
     config.engineer.decoding = "grammar"
     config.engineer.reading_questions = 0  # No table of a study has readings.
@@ -29,6 +30,7 @@ def qwen3_4b_base() -> ml_collections.ConfigDict:
     """Qwen3-4B as published: three rounds of 4,000 instances, 2 epochs over them."""
     config = qwen3_4b.get_config()
     config.checkpoint.keep = 1
+    config.engineer.designer = "current"
     return config
 
 
