@@ -263,7 +263,8 @@ def test_only_one_of_the_grammars_decodes_fractions_that_sum_to_one(monkeypatch)
 
 def test_a_greedy_model_is_asked_once():
     for temperature, tries in ((0.0, 1), (0.6, 3)):
-        settings = from_config({"engineer": {"temperature": temperature, "tries": 3}})
+        engineer = {"designer": "current", "temperature": temperature, "tries": 3}
+        settings = from_config({"engineer": engineer})
         assert designing.make_designer(settings, family).tries == tries
 
 

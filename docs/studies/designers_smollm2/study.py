@@ -36,6 +36,7 @@ def get_config() -> ml_collections.ConfigDict:
     """The run of `--config=smollm2`."""
     config = smollm2.get_config()
     config.checkpoint.every_steps = 0
+    config.engineer.designer = "current"
     return config
 
 
@@ -43,7 +44,7 @@ STUDY = Study(
     question="What are an untaught SmolLM2's own designs worth against uniform rounds?",
     variants=(
         Variant("uniform", "fixed, uniform", {"engineer.designer": "fixed"}),
-        Variant("current", "current checkpoint, untaught", {"engineer.designer": "current"}),
+        Variant("current", "current checkpoint, untaught"),
         Variant("mastery", "mastery, a rule", {"engineer.designer": "mastery"}),
     ),
     reference="uniform",
