@@ -7,7 +7,7 @@ import yaml
 
 from experiments.report import answers, story, style
 from experiments.report.charts import Gallery, Lines, Series, running_mean
-from experiments.ring.reading import remark
+from experiments.ring import reading
 from experiments.run import store as files
 from experiments.run.reading import Run
 from experiments.settings import Settings
@@ -53,7 +53,8 @@ def page(run: Run, gallery: Gallery) -> str:
         drawn={name: list(map(gallery.add, of(run))) for name, of in charts.items()},
         window=_window(run),
         labelled=lambda names: [f"{run.label} {name}" for name in names],
-        readings=[(number, remark(found)) for number, found in run.readings],
+        readings=[(number, reading.rates(found)) for number, found in run.readings],
+        advice=reading.advice(run.readings[-1][1]) if run.readings else [],
         measured={
             f"for round {each.number + 1}": each.design["measures"]
             for each in run.rounds

@@ -162,12 +162,8 @@ def measure(settings: Settings, family: Family, model: Policy, params: Any) -> d
     return found
 
 
-def remark(found: Mapping[str, Reading]) -> str:
-    """A line on the readings in a run, with what to use instead of a model that does not read.
-
-    Args:
-      found: by rule; at least one.
-    """
+def rates(found: Mapping[str, Reading]) -> str:
+    """A line on readings of one model, at least one, by rule."""
     parts = []
     for rule, one in found.items():
         low, high = interval(one)
@@ -175,8 +171,11 @@ def remark(found: Mapping[str, Reading]) -> str:
             f"in {one.follows} of {one.questions} cases by the rule {rule} "
             f"(95 %: {low:.0%} to {high:.0%})"
         )
-    line = f"designs follow made-up evidence {', '.join(parts)}; 50 % is chance"
-    reads = any(interval(one).low > CHANCE for one in found.values())
-    if reads:
-        return line
-    return f"{line}. It may not read: ask more with {name_of('reading')}, or {INSTEAD}"
+    return f"designs follow made-up evidence {', '.join(parts)}; 50 % is chance"
+
+
+def advice(found: Mapping[str, Reading]) -> list[str]:
+    """A line on what to use instead, if these readings are at chance by all rules."""
+    if any(interval(one).low > CHANCE for one in found.values()):
+        return []
+    return [f"it may not read: ask more with {name_of('reading')}, or {INSTEAD}"]

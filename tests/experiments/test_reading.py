@@ -67,14 +67,16 @@ def test_a_run_remarks_on_a_model_that_may_not_read():
         each = [Reading(24, 0.5, count, 0.1) for count in follows]
         return dict(zip(reading.RULES, each, strict=True))
 
-    assert reading.remark(found(13, 21)) == (
+    assert reading.advice(found(13, 21)) == []
+    assert reading.rates(found(13, 21)) == (
         "designs follow made-up evidence in 13 of 24 cases by the rule target (95 %: 35% to 72%), "
         "in 21 of 24 cases by the rule mastery (95 %: 69% to 96%); 50 % is chance"
     )
     told = (
-        r"It may not read: ask more with (mapf-|python -m experiments\.)reading, or use a rule \("
+        r"it may not read: ask more with (mapf-|python -m experiments\.)reading, or use a rule \("
     )
-    assert re.search(told, reading.remark(found(13, 16)))
+    (line,) = reading.advice(found(13, 16))
+    assert re.match(told, line)
 
 
 def test_what_is_wrong_is_one_line():
