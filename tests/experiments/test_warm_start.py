@@ -26,6 +26,7 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
             *("--config.model.path=model", "--workdir=run", "--config.loop.rounds=2"),
             *("--config.environment.num_instances=8", "--config.training.prompts_per_step=4"),
             *("--config.training.epochs=1.0", "--config.training.degenerate_groups=keep"),
+            "--config.engineer.designer=current",
         ),
     }
     common = (
