@@ -66,7 +66,8 @@ def archives(tmp_path_factory):
     folder, files = tmp_path_factory.mktemp("archives"), tracked()
     source = build("sdist", copied(folder / "clone", files), folder)
     with tarfile.open(source) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # From 3.11.4 on.
+        archive.extractall(folder / "unpacked", **safely)
     (unpacked,) = (folder / "unpacked").iterdir()
     assert not (unpacked / "tests").exists()  # They need the pages, the notebook and git.
     wheel = build("wheel", unpacked, folder)
