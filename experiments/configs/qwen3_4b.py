@@ -1,5 +1,7 @@
 """Qwen3-4B as published: lakes of 3 x 3 to 10 x 10, 4,000 instances a round, 2 epochs over them.
 
+There the model designs as well: `--config.engineer.designer=current`; here a rule does by default.
+
 Needs the checkpoint's folder: `--config.model.path=/models/Qwen3-4B`. The number of rounds, the
 instances and the epochs are the publication's (arXiv 2606.17682); it gives no other training
 options, so those are current practice for on-policy training of a model of this size.

@@ -18,6 +18,7 @@ def get_config() -> ml_collections.ConfigDict:
     for group in (config.training, config.validation, config.engineer):
         group.thinking_tokens = 8192
         group.max_new_tokens = 8192 + 4096
+    config.engineer.designer = "current"
     # As Qwen3's model card advises: greedy thoughts repeat themselves without end.
     config.validation.temperature = 0.6
     # Keys and values of a completion and its prompt take some 1.9 GB in bfloat16.

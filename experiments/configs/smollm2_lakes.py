@@ -31,6 +31,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.lakes.reward.long_length = 128
     config.training.micro_batch_size = 1
 
-    config.engineer.designer = "current"
+    config.engineer.designer = "current"  # The warm start teaches it to design.
     config.engineer.context = "V1"
     return config

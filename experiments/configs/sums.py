@@ -30,7 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.checkpoint.every_steps = 1000
     config.checkpoint.keep = 1
 
-    config.engineer.designer = "current"  # Its warm start taught it to design.
+    config.engineer.designer = "current"  # The warm start taught it to design.
     config.engineer.context = "V1"  # The latest results alone: short enough to learn in minutes.
     config.engineer.max_new_tokens = 192
     # The model knows how much, the projection the sum.

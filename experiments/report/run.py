@@ -53,7 +53,7 @@ def page(run: Run, gallery: Gallery) -> str:
         drawn={name: list(map(gallery.add, of(run))) for name, of in charts.items()},
         window=_window(run),
         labelled=lambda names: [f"{run.label} {name}" for name in names],
-        readings=[(number, reading.rates(found)) for number, found in run.readings],
+        readings=[(number, reading.summary(found)) for number, found in run.readings],
         advice=reading.advice(run.readings[-1][1]) if run.readings else [],
         measured={
             f"for round {each.number + 1}": each.design["measures"]

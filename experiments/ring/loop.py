@@ -365,7 +365,7 @@ class Loop:
         self._reporter.validation(title, *validated, ending)
         if self._store.exists(folder / READING):
             found = self._store.read(folder / READING, readings)
-            self._reporter.notes([f"reading: {reading.rates(found)}", *reading.advice(found)])
+            self._reporter.notes([f"reading: {reading.summary(found)}", *reading.advice(found)])
         self._reporter.notes(changed)
         self._reporter.notes(truncation(validated[0], self._settings.validation.max_new_tokens))
         if self._store.exists(folder / "train.jsonl"):

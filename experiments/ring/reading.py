@@ -162,8 +162,8 @@ def measure(settings: Settings, family: Family, model: Policy, params: Any) -> d
     return found
 
 
-def rates(found: Mapping[str, Reading]) -> str:
-    """A line on readings of one model, at least one, by rule."""
+def summary(found: Mapping[str, Reading]) -> str:
+    """A line on how often a model follows evidence, from its readings by rule, at least one."""
     parts = []
     for rule, one in found.items():
         low, high = interval(one)
@@ -175,7 +175,7 @@ def rates(found: Mapping[str, Reading]) -> str:
 
 
 def advice(found: Mapping[str, Reading]) -> list[str]:
-    """A line on what to use instead, if these readings are at chance by all rules."""
+    """A line on what to use instead of a model that is at chance by all rules; none otherwise."""
     if any(interval(one).low > CHANCE for one in found.values()):
         return []
     return [f"it may not read: ask more with {name_of('reading')}, or {INSTEAD}"]

@@ -68,7 +68,7 @@ def test_a_run_remarks_on_a_model_that_may_not_read():
         return dict(zip(reading.RULES, each, strict=True))
 
     assert reading.advice(found(13, 21)) == []
-    assert reading.rates(found(13, 21)) == (
+    assert reading.summary(found(13, 21)) == (
         "designs follow made-up evidence in 13 of 24 cases by the rule target (95 %: 35% to 72%), "
         "in 21 of 24 cases by the rule mastery (95 %: 69% to 96%); 50 % is chance"
     )

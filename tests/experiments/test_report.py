@@ -284,6 +284,18 @@ def run_page(tmp_path_factory):
     return root, check_page(report.write(root))
 
 
+def test_what_to_use_instead_follows_from_the_latest_reading(tmp_path):
+    root = write_run(tmp_path / "run")
+    for follows, said in (((12, 12), 1), ((24, 12), 1), ((12, 24), 0)):  # Of 24 questions.
+        for folder, count in zip(("initial", "rounds/0"), follows, strict=True):
+            found = {"questions": 24, "likelier": 0.5, "follows": count, "margin": 0.1}
+            files.write_file(root / folder / "reading.json", {"target": found})
+        report.write(root)
+        text = (root / "report.html").read_text()
+        assert text.count(": designs follow made-up evidence") == 2
+        assert text.count("it may not read") == said
+
+
 def test_a_run_tells_what_was_run_and_what_came_of_it(run_page):
     root, page = run_page
     assert page.text.count("Run a&b") == 2

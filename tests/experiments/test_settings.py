@@ -31,6 +31,17 @@ def test_every_configuration_file_is_valid(name, tmp_path):
     settings.from_config(config)
 
 
+def test_models_that_were_taught_to_design_do_so_and_a_rule_for_the_others():
+    found = {
+        name: importlib.import_module(f"experiments.configs.{name}").get_config().engineer.designer
+        for name in CONFIGS
+        if name != "hardware"
+    }
+    taught = {"sums", "sums_ladder", "sums_tiny", "smollm2_lakes", "qwen3_4b_thinking"}
+    assert found == {name: "current" if name in taught else "learnability" for name in found}
+    assert {"tiny", "smollm2", "qwen3_4b", "qwen3_0_6b", *taught} <= set(found)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
