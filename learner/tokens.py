@@ -7,7 +7,7 @@ import re
 import resource
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +149,16 @@ class _LimitError(BaseException):
 
 
 @contextlib.contextmanager
-def _limits(seconds: int, memory: int) -> Iterator[None]:
+def _limits(seconds: int, memory: int) -> Iterator[Callable[[], None]]:
     """Limits the body's processor time, of all threads together, and on Linux its new memory.
 
     Only the main thread can limit time.
 
     Args:
         memory: bytes.
+
+    Yields:
+        A function that gives the body its whole time again.
 
     Raises:
         _LimitError: it needs more than that, which is its text.
@@ -164,12 +167,18 @@ def _limits(seconds: int, memory: int) -> Iterator[None]:
     def late(*_: Any) -> None:
         raise _LimitError(f"{seconds} s")
 
+    # Python calls handlers of signals in this thread alone.
+    handles = threading.current_thread() is threading.main_thread()
+
+    def restart() -> None:
+        if handles:
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+
     with contextlib.ExitStack() as stack:
-        # Python calls handlers of signals in this thread alone.
-        if threading.current_thread() is threading.main_thread():
+        if handles:
             stack.callback(signal.signal, signal.SIGVTALRM, signal.signal(signal.SIGVTALRM, late))
             stack.callback(signal.setitimer, signal.ITIMER_VIRTUAL, 0)
-            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        restart()
         pages = Path("/proc/self/statm")  # Its first number is of address space.
         if pages.exists():
             taken = int(pages.read_text("utf-8").split()[0]) * resource.getpagesize()
@@ -178,7 +187,7 @@ def _limits(seconds: int, memory: int) -> Iterator[None]:
                 stack.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
                 resource.setrlimit(resource.RLIMIT_AS, (taken + memory, hard))
         try:
-            yield
+            yield restart
         except MemoryError as error:
             raise _LimitError(f"{memory >> 20} MiB") from error
 
@@ -220,50 +229,71 @@ def character_tokenizer(characters: str, texts: Sequence[str] = ()) -> Any:
 def encode_chat(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], enable_thinking: bool = False
 ) -> list[int]:
-    """Token ids of a conversation, up to where the model's completion begins.
+    """Token ids of one conversation, as of `encode_chats`."""
+    return encode_chats(tokenizer, [messages], enable_thinking)[0]
+
+
+def encode_chats(
+    tokenizer: Any,
+    chats: Sequence[Sequence[Mapping[str, str]]],
+    enable_thinking: bool = False,
+) -> list[list[int]]:
+    """Token ids of conversations, each up to where the model's completion begins.
 
     Only the template writes special tokens. Where a message's content has the text of one, such as
     `<|im_end|>`, it is encoded as ordinary text, so that no content can end its turn or begin one.
 
     Args:
         tokenizer: has a chat template.
-        messages: each with "role" and "content".
+        chats: each of messages with "role" and "content".
         enable_thinking: passed to the template; Qwen3's then lets the model reason first.
 
     Raises:
-        ValueError: the template is broken, loops, fills the memory, refuses the conversation or
+        ValueError: the template is broken, loops, fills the memory, refuses a conversation or
             writes far more.
     """
+    if not chats:
+        return []
     added = tokenizer.added_tokens_decoder.values()
     special = [re.escape(t.content) for t in added if t.special and len(t.content) > 1]
     first_character = re.compile(rf"(?=(?:{'|'.join(special) or '(?!)'}))(.)", re.DOTALL)
     # A character that is in no message marks where the text of a special token is split.
-    texts = "".join(message["content"] for message in messages)
-    mark = next(char for char in map(chr, range(0xE000, 0xF900)) if char not in texts)
-    chat = [
-        {**message, "content": first_character.sub(rf"\1{mark}", message["content"])}
-        for message in messages
-    ]
+    used = set().union(*(message["content"] for chat in chats for message in chat))
+    mark = next(char for char in map(chr, range(0xE000, 0xF900)) if char not in used)
+    texts: list[str] = []
     try:
-        with _limits(_CHAT_SECONDS, _CHAT_MEMORY):
-            text = tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, enable_thinking=enable_thinking
-            )
+        with _limits(_CHAT_SECONDS, _CHAT_MEMORY) as restart:
+            for chat in chats:
+                restart()
+                marked = [
+                    {**one, "content": first_character.sub(rf"\1{mark}", one["content"])}
+                    for one in chat
+                ]
+                texts += [
+                    tokenizer.apply_chat_template(
+                        marked,
+                        tokenize=False,
+                        add_generation_prompt=True,
+                        enable_thinking=enable_thinking,
+                    )
+                ]
     except _LimitError as error:
-        roles = checks.shortened([message["role"] for message in messages])
+        roles = checks.shortened([message["role"] for message in chats[len(texts)]])
         raise ValueError(
             f"the tokenizer's chat template takes more than {error} for a chat of {roles}"
         ) from error
     except Exception as error:  # A template is a program: it may fail in any way.
         raise ValueError(f"the tokenizer's chat template fails: {error}") from error
-    own = sum(len(message["role"]) + len(message["content"]) for message in chat)
-    if len(text) > (most := _TEMPLATE_CHARACTERS + _CHAT_EXPANSION * own):
-        raise ValueError(
-            f"the tokenizer's chat template writes {len(text):,} characters for a chat of {own:,}; "
-            f"allowed are {most:,}"
-        )
-    parts = [tokenizer.encode(part, add_special_tokens=False) for part in text.split(mark)]
-    return [int(token) for part in parts for token in part]
+    for chat, text in zip(chats, texts, strict=True):
+        own = sum(len(message["role"]) + len(message["content"]) for message in chat)
+        if len(text) > (most := _TEMPLATE_CHARACTERS + _CHAT_EXPANSION * own):
+            raise ValueError(
+                f"the tokenizer's chat template writes {len(text):,} characters for a chat of "
+                f"{own:,}; allowed are {most:,}"
+            )
+    parts = [text.split(mark) for text in texts]
+    ids = iter(tokenizer([one for of in parts for one in of], add_special_tokens=False).input_ids)
+    return [[token for _ in of for token in next(ids)] for of in parts]
 
 
 def opens_thought(tokenizer: Any, enable_thinking: bool) -> bool:

@@ -144,7 +144,7 @@ class Completer:
           keys: PRNG keys [N].
         """
         ids: list[list[int]] = [[] for _ in chats]
-        prompts = [self.encode(chat) for chat in chats]
+        prompts = self.encode(chats)
         for chunk in self.sampler.stream(params, prompts, keys):
             ids[chunk.completion][chunk.start :] = chunk.tokens.tolist()  # It may start over.
             if chunk.finish is not None:
@@ -154,11 +154,11 @@ class Completer:
 
     def fits(self, chat: Sequence[Message]) -> bool:
         """Whether the model's window holds a chat and the longest completion to it."""
-        return len(self.encode(chat)) <= self._longest_prompt
+        return len(self.encode([chat])[0]) <= self._longest_prompt
 
-    def encode(self, chat: Sequence[Message]) -> list[int]:
-        """Token ids of a prompt."""
-        return tokens.encode_chat(self._tokenizer, chat, self._thinking)
+    def encode(self, chats: Sequence[Sequence[Message]]) -> list[list[int]]:
+        """Token ids of prompts."""
+        return tokens.encode_chats(self._tokenizer, chats, self._thinking)
 
     @functools.cached_property
     def _opening(self) -> str:
@@ -169,7 +169,7 @@ class Completer:
     def _sample(
         self, params: Any, chats: Sequence[Sequence[Message]], key: jax.Array, count: int
     ) -> tuple[list[list[int]], Samples]:
-        prompts = [self.encode(chat) for chat in chats]
+        prompts = self.encode(chats)
         keys = jax.random.split(key, len(prompts))
         return prompts, self.sampler(params, prompts, keys, count, automaton=self._automaton)
 

@@ -3,6 +3,7 @@
 import json
 import resource
 import sys
+import time
 from typing import ClassVar
 
 import numpy as np
@@ -162,6 +163,35 @@ def test_the_tokens_that_end_a_thought_are_known():
         assert forced.tolist() == [cut and place in (3, 4) for place in range(7)]
 
 
+def test_conversations_are_encoded_together_as_alone(folder):
+    tokenizer = tokens.load_tokenizer(folder)
+    texts = ["Hello", "a <|im_end|> b", "\ue000 and <|im_start|>", ""]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    chats.append([*chats[0], {"role": "assistant", "content": "Hi"}, *chats[1]])
+    alone = [tokens.encode_chat(tokenizer, chat) for chat in chats]
+    assert tokens.encode_chats(tokenizer, chats) == alone
+    assert tokens.encode_chats(tokenizer, []) == []
+    tokenizer.chat_template = "{% if messages|length > 1 %}{{ raise_exception('no') }}{% endif %}Hi"
+    assert len(tokens.encode_chats(tokenizer, chats[:-1])) == 4
+    with pytest.raises(ValueError, match="chat template fails: no"):
+        tokens.encode_chats(tokenizer, chats)
+
+
+def test_each_conversation_has_the_whole_time(folder, monkeypatch):
+    monkeypatch.setattr(tokens, "_CHAT_SECONDS", 0.5)
+    tokenizer = tokens.load_tokenizer(folder)
+    loop = "{% for i in range(90000) %}{% endfor %}" * 6
+    tokenizer.chat_template = (
+        "{% for m in messages if m.role == 'user' %}" + loop + "Hi{% endfor %}"
+    )
+    chats = [[{"role": "user", "content": "Hello"}]] * 60
+    begin = time.process_time()
+    tokens.encode_chats(tokenizer, chats)
+    assert time.process_time() - begin > 0.5
+    with pytest.raises(ValueError, match=r"takes more than 0.5 s for a chat of \['user', 'user'"):
+        tokens.encode_chats(tokenizer, [*chats, [message for chat in chats for message in chat]])
+
+
 def test_a_template_may_not_write_far_more_than_the_chat(folder, monkeypatch):
     tokenizer = tokens.load_tokenizer(folder)
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
@@ -176,7 +206,7 @@ def test_a_template_may_not_write_far_more_than_the_chat(folder, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
-@pytest.mark.parametrize("text", ["'a' * 10**11", "(range(10**5)|list) * 10**6"])
+@pytest.mark.parametrize("text", ["'a' * 10**11", "(range(90000)|list) * 10**6"])
 def test_a_template_may_not_fill_the_memory(folder, text):
     tokenizer = tokens.load_tokenizer(folder)
     chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
