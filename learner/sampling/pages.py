@@ -58,13 +58,15 @@ class Pages:
         Only if that leaves another page for every running one of the shard. Otherwise one of them
         would soon begin again.
         """
+        if not self.per_sequence:
+            return True
         first = group // self._groups_of_shard * self._groups_of_shard
         own = slice(first, first + self._groups_of_shard)
         running, held = state.finish[own] == RUNNING, self._held[own]
         growing = running & (held < self.per_sequence)
         # Those that have just begun hold none until `provide`: they need one now, and one to grow.
         begun = running & (held == 0) & (self.per_sequence > 1)
-        return len(self._of(group)) >= growing.sum() + begun.sum() + min(self.per_sequence, 1)
+        return len(self._of(group)) >= growing.sum() + begun.sum() + 1
 
     def provide(self, state: Sequences, steps: int) -> list[tuple[int, int]]:
         """Pages for the next tokens of all running sequences, the longest first.

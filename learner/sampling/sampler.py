@@ -171,35 +171,12 @@ class Sampler:
         self._prompt_capacity = 0
         self._compiled: dict[Any, Future[Callable[..., Any]]] = {}
         self._thread = ThreadPoolExecutor(1)
-        # What follows is compiled when it is first called.
         self._batch_shards = sharding.num_batch_shards(own_mesh)
-        self._local_mesh = local_mesh = distributed.local_mesh(own_mesh)
-        self._split = sharding.batch_sharding(local_mesh)
-        per_step = NamedSharding(local_mesh, P(None, sharding.BATCH_AXES))
-        slotted = NamedSharding(local_mesh, P(sharding.BATCH_AXES, None, "tensor"))
-        self.prepare = jax.jit(
-            functools.partial(decoding.decoding_params, config=config),
-            out_shardings=_whole_weights(config, own_mesh),
-        )
-        empty = functools.partial(decoding.empty_cache, config)
-        self.new_cache = jax.jit(empty, static_argnums=(0, 1), out_shardings=slotted)
-        self.resize = jax.jit(decoding.resize, static_argnums=1, out_shardings=slotted)
-
-        def prefill(params: Params, *args: Any) -> Cache:
-            return decoding.prefill(params, config, *args)
-
-        self.prefill = jax.jit(prefill, donate_argnums=1, out_shardings=slotted)
-        self.segment = jax.jit(
-            functools.partial(
-                slots.segment,
-                config=config,
-                sampling=sampling,
-                vocab_size=vocab_size,
-                steps=self.segment_tokens,
-            ),
-            donate_argnums=2,
-            out_shardings=(slotted, self._split, per_step, per_step),
-        )
+        self._local_mesh = distributed.local_mesh(own_mesh)
+        self._split = sharding.batch_sharding(self._local_mesh)
+        shared = _programs(config, own_mesh)
+        self.prepare, self.new_cache, self.resize, self.prefill = shared
+        self.segment = _segment(config, own_mesh, sampling, vocab_size, self.segment_tokens)
 
     def __call__(
         self,
@@ -573,6 +550,53 @@ def decoding_mesh(config: DecoderConfig, mesh: Mesh) -> Mesh:
         if folded is not None and model.undivided(config, folded) is None:
             return folded
     return mesh
+
+
+# Samplers of one model share jitted functions: a run has several, and each would trace and compile
+# the same ones again.
+@functools.lru_cache(maxsize=8)
+def _programs(config: DecoderConfig, mesh: Mesh) -> tuple[Any, Any, Any, Any]:
+    """Parameters for decoding, a new cache, a cache of another size, and prefill, jitted."""
+    slotted = _slotted(distributed.local_mesh(mesh))
+
+    def prefill(params: Params, *args: Any) -> Cache:
+        return decoding.prefill(params, config, *args)
+
+    return (
+        jax.jit(
+            functools.partial(decoding.decoding_params, config=config),
+            out_shardings=_whole_weights(config, mesh),
+        ),
+        jax.jit(
+            functools.partial(decoding.empty_cache, config),
+            static_argnums=(0, 1),
+            out_shardings=slotted,
+        ),
+        jax.jit(decoding.resize, static_argnums=1, out_shardings=slotted),
+        jax.jit(prefill, donate_argnums=1, out_shardings=slotted),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _segment(
+    config: DecoderConfig, mesh: Mesh, sampling: SamplingParams, vocab_size: int | None, steps: int
+) -> Any:
+    """`slots.segment`, jitted."""
+    local_mesh = distributed.local_mesh(mesh)
+    split = sharding.batch_sharding(local_mesh)
+    per_step = NamedSharding(local_mesh, P(None, sharding.BATCH_AXES))
+    return jax.jit(
+        functools.partial(
+            slots.segment, config=config, sampling=sampling, vocab_size=vocab_size, steps=steps
+        ),
+        donate_argnums=2,
+        out_shardings=(_slotted(local_mesh), split, per_step, per_step),
+    )
+
+
+def _slotted(mesh: Mesh) -> NamedSharding:
+    """Of caches: sequence slots over the batch axes, KV heads over `tensor`."""
+    return NamedSharding(mesh, P(sharding.BATCH_AXES, None, "tensor"))
 
 
 def _whole_weights(config: DecoderConfig, mesh: Mesh) -> Params:

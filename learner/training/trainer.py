@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -140,45 +140,7 @@ class GRPOTrainer:
         corrected = objective.importance_correction != "none"
         self._needs_old = corrected and config.updates_per_step > 1
 
-        def forward(params: Any, batch: PackedSequences) -> tuple[jax.Array, jax.Array]:
-            return packed_logprobs(
-                params,
-                model_config,
-                batch,
-                temperature=config.temperature,
-                vocab_size=vocab_size,
-                entropy_gradient=objective.entropy_coef > 0,
-            )
-
-        def loss(params: Any, batch: PackedSequences, frozen: Any) -> Any:
-            policy = lora.attach(frozen, params, config.lora) if rank else params
-            logprobs, entropies = forward(policy, batch)
-            reference_logprobs = forward(frozen, batch)[0] if kl_coef > 0 else None
-            return grpo.objective(
-                objective,
-                logprobs,
-                entropies,
-                batch.sampled_logprobs,
-                batch.advantages,
-                batch.weights > 0,  # The tokens in the loss.
-                batch.weights,
-                reference_logprobs,
-                batch.old_logprobs,
-                batch.completions,
-            )
-
-        self._weights = jax.jit(
-            lambda mask: grpo.token_weights(
-                mask, objective.loss_normalization, config.max_new_tokens
-            )
-        )
-        self._advantages = jax.jit(
-            lambda rewards: grpo.group_advantages(rewards, objective.advantage_normalization)
-        )
-        split = sharding.batch_sharding(mesh)
-        self._score = jax.jit(lambda params, batch: forward(params, batch)[0], out_shardings=split)
-        self._abstract = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
-        self._update = Updater(loss, self._abstract, config.optimizer, mesh, model_config.dtype)
+        self._programs = _programs(config, model_config, mesh, vocab_size)
         # On TPUs, with a folder that keeps compiled programs, an update compiles for all shapes of
         # sequences while the first completions are sampled. On a CPU, compiling would take the
         # cores that sample; on a GPU, it tries kernels out in the memory that sampling fills.
@@ -349,10 +311,10 @@ class GRPOTrainer:
         # They add up in float32, whatever the parameters are.
         gradients = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
-            self._abstract.params,
+            self._programs.state.params,
         )
         return {
-            "state": sharding.device_bytes((self._abstract, self._frozen)),
+            "state": sharding.device_bytes((self._programs.state, self._frozen)),
             "gradients": sharding.device_bytes(gradients),
             **self.sampler.memory(params, config.prompts_per_step, config.group_size),
             "device": (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0),
@@ -389,7 +351,9 @@ class GRPOTrainer:
         return dataclasses.replace(batch, old_logprobs=old)
 
     def _lower_update(self, shape: Shape) -> dict[str, jax.stages.Lowered]:
-        return self._update.lower(self._abstract, self._empty_sequences(shape), self._frozen)
+        return self._programs.update.lower(
+            self._programs.state, self._empty_sequences(shape), self._frozen
+        )
 
     def _draw(
         self,
@@ -418,7 +382,7 @@ class GRPOTrainer:
             kept = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
             if self._compiles_ahead and kept:
                 self._compiles_ahead = False
-                self._compile_ahead(max(len(self._completer.encode(chat)) for chat in chats))
+                self._compile_ahead(max(map(len, self._completer.encode(chats))))
             prompts, samples, completions = self._completer.sample(
                 params, chats, key, config.group_size
             )
@@ -451,7 +415,7 @@ class GRPOTrainer:
           batch: `prompts_per_step` groups, with or without signal.
         """
         config = self.config
-        advantages = np.asarray(self._advantages(batch.groups)).reshape(-1)
+        advantages = np.asarray(self._programs.advantages(batch.groups)).reshape(-1)
         keep = self._kept(batch)
         sampled = np.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
         if self._thinking is not None:  # The model did not choose tokens that are forced.
@@ -468,7 +432,7 @@ class GRPOTrainer:
             # Over all N completions, with those left out empty, so that one shape is compiled.
             used = np.zeros_like(sampled)
             used[chosen] = sampled[chosen]
-            weights = np.asarray(self._weights(used))
+            weights = np.asarray(self._programs.weights(used))
             work.append(
                 micro_batches(batch, chosen, advantages, weights, shapes, shared, self._pad_id)
             )
@@ -486,7 +450,7 @@ class GRPOTrainer:
         updates: list[UpdateResult] = []
         for u, micros in enumerate(work):
             last = u == len(work) - 1
-            state, result = self._update(state, micros, self._frozen, count_step=last)
+            state, result = self._programs.update(state, micros, self._frozen, count_step=last)
             updates.append(jax.device_get(result))
             if not (updates[-1].finite and updates[-1].params_finite):
                 break
@@ -513,7 +477,7 @@ class GRPOTrainer:
     def _with_old(self, params: Any, batch: PackedSequences) -> PackedSequences:
         batch = distributed.put(batch, sharding.batch_sharding(self._mesh))
         with sharding.use(self._mesh):
-            return dataclasses.replace(batch, old_logprobs=self._score(params, batch))
+            return dataclasses.replace(batch, old_logprobs=self._programs.score(params, batch))
 
 
 def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
@@ -533,3 +497,64 @@ def _update_metrics(updates: Sequence[UpdateResult]) -> dict[str, float]:
         "grad_norm": float(np.mean([update.grad_norm for update in updates])),
         "learning_rate": float(updates[-1].learning_rate),
     }
+
+
+class _Programs(NamedTuple):
+    """Jitted functions, and where the leaves of the state they work on live."""
+
+    state: TrainState
+    update: Updater
+    weights: Callable[[Any], jax.Array]
+    advantages: Callable[[Any], jax.Array]
+    score: Callable[[Any, PackedSequences], jax.Array]
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(
+    config: GRPOConfig, model_config: DecoderConfig, mesh: Mesh, vocab_size: int
+) -> _Programs:
+    """Shared by trainers with the same arguments: each would trace and compile the same again."""
+    objective, kl_coef = config.objective, config.objective.kl_coef
+
+    def forward(params: Any, batch: PackedSequences) -> tuple[jax.Array, jax.Array]:
+        return packed_logprobs(
+            params,
+            model_config,
+            batch,
+            temperature=config.temperature,
+            vocab_size=vocab_size,
+            entropy_gradient=objective.entropy_coef > 0,
+        )
+
+    def loss(params: Any, batch: PackedSequences, frozen: Any) -> Any:
+        policy = lora.attach(frozen, params, config.lora) if config.lora.rank else params
+        logprobs, entropies = forward(policy, batch)
+        reference_logprobs = forward(frozen, batch)[0] if kl_coef > 0 else None
+        return grpo.objective(
+            objective,
+            logprobs,
+            entropies,
+            batch.sampled_logprobs,
+            batch.advantages,
+            batch.weights > 0,  # The tokens in the loss.
+            batch.weights,
+            reference_logprobs,
+            batch.old_logprobs,
+            batch.completions,
+        )
+
+    state = abstract_train_state(model_config, config.optimizer, mesh, config.lora)
+    return _Programs(
+        state,
+        Updater(loss, state, config.optimizer, mesh, model_config.dtype),
+        jax.jit(
+            lambda mask: grpo.token_weights(
+                mask, objective.loss_normalization, config.max_new_tokens
+            )
+        ),
+        jax.jit(lambda rewards: grpo.group_advantages(rewards, objective.advantage_normalization)),
+        jax.jit(
+            lambda params, batch: forward(params, batch)[0],
+            out_shardings=sharding.batch_sharding(mesh),
+        ),
+    )

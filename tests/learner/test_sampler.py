@@ -15,6 +15,7 @@ from transformers import Qwen3ForCausalLM
 from learner.decoder import model, weights
 from learner.devices import sharding
 from learner.sampling import decoding
+from learner.sampling import sampler as sampler_module
 from learner.sampling.sampler import FinishReason, Sampler, SamplingParams, decoding_mesh
 from learner.sampling.slots import RUNNING, slot_counts
 from learner.sampling.token_automaton import TokenAutomaton
@@ -263,14 +264,18 @@ def test_few_programs_serve_all_calls(monkeypatch):
 
     functions = {name: getattr(decoding, name) for name in ("decode_step", "prefill")}
     allow(decode_step=2, prefill=6)
-    run = sampler(sampling_slots=4, stop_token_ids=(5, 6, 7), max_new_tokens=40, segment_tokens=8)
+    sampler_module._programs.cache_clear()  # Other tests' programs do not count.
+    options = {"stop_token_ids": (5, 6, 7), "max_new_tokens": 40, "segment_tokens": 8}
+    run = sampler(sampling_slots=4, **options)
     for seed in range(4):
         run(PARAMS, PROMPTS[seed:] * 3, keys(15 - 3 * seed, seed=seed))
     allow(decode_step=0, prefill=0)
     run(PARAMS, PROMPTS * 3, keys(15, seed=0))
     run(jax.tree.map(lambda x: x * 1.0, PARAMS), PROMPTS[1:] * 3, keys(12, seed=1))
+    # Samplers with the same options share their programs, those with others do not.
+    sampler(sampling_slots=4, **options)(PARAMS, PROMPTS * 3, keys(15, seed=0))
     with pytest.raises(AssertionError, match="traced"):
-        sampler()(PARAMS, PROMPTS, keys(5))
+        sampler(sampling_slots=4, temperature=0.7, **options)(PARAMS, PROMPTS * 3, keys(15, seed=0))
 
 
 @pytest.mark.parametrize("sampling_slots", [3, 64])

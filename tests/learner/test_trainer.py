@@ -685,14 +685,16 @@ def test_the_programs_of_an_update_compile_ahead(
     trainer = GRPOTrainer(CONFIG, tiny_model, mesh, byte_tokenizer)
     trainer._compiles_ahead = True
     state = trainer.init_state(params, jax.random.key(1))
-    gradients = trainer._update._accumulate = Recorded(trainer._update._accumulate)
-    optimizer = trainer._update._apply = Recorded(trainer._update._apply)
+    updater = trainer._programs.update
+    gradients, optimizer = Recorded(updater._accumulate), Recorded(updater._apply)
+    monkeypatch.setattr(updater, "_accumulate", gradients)
+    monkeypatch.setattr(updater, "_apply", optimizer)
     waited, wait = [], futures.wait
     monkeypatch.setattr(futures, "wait", lambda these: (waited.extend(these), wait(these)))
     next(trainer.run(state, letter_task, jax.random.key(7), 0, 1))
     assert [future.exception(timeout=0) for future in waited] == [None]
     assert trainer._ahead is None
-    prompt = len(trainer._completer.encode(letter_task.messages(0)))
+    prompt = len(trainer._completer.encode([letter_task.messages(0)])[0])
     ahead = trainer.lower_update(prompt)
     of_shapes = [trainer._lower_update(shape) for shape in trainer._sequence_shapes(prompt)]
     assert gradients.programs
