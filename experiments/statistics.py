@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.special
-import scipy.stats
+import scipy  # Each of its packages is loaded at its first use; `stats` takes long.
 
 LEVEL = 0.95
 """Confidence level of all intervals."""
