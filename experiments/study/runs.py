@@ -18,10 +18,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,14 +26,13 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-import experiments
-from experiments import measurements
 from experiments.run.branching import copy_rounds
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore, differences, write_text
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
-from experiments.study import branches, provenance, results
+from experiments.study import branches, processes, provenance, results
 from experiments.study.branches import branch_folder
+from experiments.study.processes import Slot, Worker
 from experiments.study.results import ERROR, FINISHED, run_folder
 from experiments.study.submission import Submitted, Submitter
 from experiments.study.variants import Branches, Budget, Study
@@ -44,11 +40,7 @@ from experiments.text.errors import UserError
 from learner.devices import preemption
 
 _LOG = "log.txt"
-_MEMORY = 0.9
 _POLL_SECONDS = 0.1
-
-WORKER = (sys.executable, "-P", "-m", "experiments.study.worker")
-"""Command that computes a run; the run's folder is its argument."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,25 +63,6 @@ class Job:
     variant: str | None = None
     shared: Path | None = None
     copied: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Slot:
-    """Resources of one process: its cores (all if empty) and additional environment variables."""
-
-    cores: tuple[int, ...]
-    environment: Mapping[str, str]
-
-
-def environment(slot: Slot) -> dict[str, str]:
-    """The environment variables of a process on a slot, in addition to those of this one.
-
-    It finds the package that this process runs, though the working folder may have another one of
-    the same name.
-    """
-    package = str(Path(experiments.__file__).resolve().parents[1])
-    paths = [package, os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **slot.environment}
 
 
 def beginning(settings: Settings) -> Settings:
@@ -237,55 +210,6 @@ def _key(settings: Settings) -> str:
     return hashlib.sha256(json.dumps(sorted(changed)).encode()).hexdigest()[:8]
 
 
-def slots(root: Path, workers: int, settings: Settings) -> list[Slot]:
-    """The resources of a study's processes.
-
-    CPU cores are divided equally, as the number of threads decides how sums are rounded; more
-    workers than cores share them. On GPUs each process has the devices of its mesh; further workers
-    share devices and divide their memory. On other backends one process has all devices.
-
-    Args:
-      workers: number of processes; 0 is one for each core, or for each mesh of GPUs.
-      settings: of any run, for its mesh.
-
-    Raises:
-      UserError: so many processes cannot share the devices.
-    """
-    environment = _variables(root)
-    backend, count = _devices()
-    if backend == "cpu":
-        cores = measurements.cores()
-        workers, turns = workers or len(cores), itertools.cycle(cores)
-        each = max(1, len(cores) // workers)
-        return [Slot(tuple(itertools.islice(turns, each)), environment) for _ in range(workers)]
-    if backend == "gpu":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        names = visible.split(",") if visible else [str(i) for i in range(count)]
-        mesh = settings.mesh
-        size = mesh.data * mesh.fsdp * mesh.tensor
-        groups = [names[i * size : (i + 1) * size] for i in range(max(1, len(names) // size))]
-        workers = workers or len(groups)
-        memory = f"{_MEMORY / -(-workers // len(groups)):.3f}"
-        environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = memory
-        return [
-            Slot((), {**environment, "CUDA_VISIBLE_DEVICES": ",".join(group)})
-            for group in itertools.islice(itertools.cycle(groups), workers)
-        ]
-    if workers > 1:
-        raise UserError(f"workers={workers}: processes cannot share {backend} devices, allowed: 1")
-    return [Slot((), environment)]
-
-
-def _variables(root: Path) -> dict[str, str]:
-    """Environment variables of all processes of a study."""
-    return {
-        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR")
-        or str((root / "compilation_cache").resolve()),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
 def places(
     root: Path, workers: int, all_jobs: Sequence[Job], submitter: Submitter | None = None
 ) -> list[Slot]:
@@ -295,20 +219,8 @@ def places(
       workers: processes or jobs at a time; 0 is as in `slots`, or all jobs at once.
     """
     if submitter is None or submitter.local:
-        return slots(root, workers, all_jobs[0].settings)
-    return [Slot((), _variables(root))] * (workers or len(all_jobs))
-
-
-def _devices() -> tuple[str, int]:
-    """JAX's default backend and its number of devices, from a process that releases them."""
-    program = "import jax; print(jax.default_backend(), jax.device_count())"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=False
-    )
-    if done.returncode:
-        raise UserError(f"JAX finds no device: {done.stderr.strip().splitlines()[-1]}")
-    backend, count = done.stdout.split()[-2:]
-    return backend, int(count)
+        return processes.slots(root, workers, all_jobs[0].settings)
+    return [Slot((), processes.variables(root))] * (workers or len(all_jobs))
 
 
 def compute(
@@ -394,7 +306,7 @@ class Runner:
         submitter: Submitter | None = None,
     ) -> None:
         self._root, self._reporter, self._submitter = root, reporter, submitter
-        self._idle, self._num_slots = list(reversed(places)), len(places)
+        self._idle, self._num_slots = [Worker(slot) for slot in reversed(places)], len(places)
         self._finished = {job.folder for job in all_jobs if (root / job.folder / FINISHED).exists()}
         # A shared beginning is only needed by unfinished runs.
         needed = {job.shared for job in all_jobs if job.folder not in self._finished}
@@ -403,8 +315,8 @@ class Runner:
             for job in all_jobs
             if job.folder not in self._finished and (job.variant or job.folder in needed)
         ]
-        # Job, slot and start time of each process.
-        self._running: dict[subprocess.Popen[str] | Submitted, tuple[Job, Slot, float]] = {}
+        # Job, worker and start time of each process.
+        self._running: dict[Worker | Submitted, tuple[Job, Worker, float]] = {}
         self._errors: dict[Path, str] = {}
         self._total, self._done, self._seconds = len(self._waiting), 0, 0.0
 
@@ -435,6 +347,8 @@ class Runner:
                 time.sleep(_POLL_SECONDS)
                 self._end_some(leaving=True)
         finally:
+            for worker in self._idle:
+                worker.leave()
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
         return not asked
@@ -454,7 +368,7 @@ class Runner:
                 except OSError as error:  # For example a full disk.
                     self._end(job, 0.0, str(error))
 
-    def _start(self, job: Job, slot: Slot) -> "subprocess.Popen[str] | Submitted":
+    def _start(self, job: Job, worker: Worker) -> Worker | Submitted:
         folder = self._root / job.folder
         begun = any((folder / name).exists() for name in ("config.json", "checkpoints"))
         if job.shared is not None and not begun:
@@ -463,31 +377,25 @@ class Runner:
             copy_rounds(source, folder, job.copied, note)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
-        command, settings = [*WORKER, str(folder.resolve())], job.settings.to_dict()
+        log = (folder / _LOG).resolve()
+        log.touch()
+        request = {
+            "folder": str(log.parent), "log": str(log), "settings": job.settings.to_dict(),
+            "last": self._submitter is not None,
+        }  # fmt: skip
+        line = json.dumps(request) + "\n"
         if self._submitter is not None:
-            with _on_cores(slot.cores):
-                return self._submitter.start(command, settings, environment(slot), folder / _LOG)
-        with (folder / _LOG).open("a", encoding="utf-8") as log, _on_cores(slot.cores):
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment(slot)},
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                encoding="utf-8",
-                start_new_session=True,  # Ctrl-C reaches only this process, which ends the others.
-            )
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # It died at once; `_end_some` reports it.
-            process.stdin.write(json.dumps(settings) + "\n")
-            process.stdin.flush()  # It stays open: its end asks the process to leave.
-        return process
+            with processes.on_cores(worker.slot.cores):
+                variables = processes.environment(worker.slot)
+                return self._submitter.start(processes.WORKER, line, variables, log)
+        worker.start(line, log)
+        return worker
 
     def _end_some(self, leaving: bool = False) -> None:
         """Handles the processes that have ended."""
         for process in [one for one in self._running if one.poll() is not None]:
-            job, slot, begin = self._running.pop(process)
-            self._idle.append(slot)
+            job, worker, begin = self._running.pop(process)
+            self._idle.append(worker)
             code, error = process.returncode, None
             assert code is not None
             if leaving and code in (preemption.EXIT_CODE, -signal.SIGTERM):
@@ -517,17 +425,3 @@ class Runner:
         outcome = f"{seconds:.0f} s" if error is None else f"failed: {error}"
         more = f", about {left / 60:.0f} min left" if self._done < self._total else ""
         self._reporter.line(f"{self._done}/{self._total} {job.title}: {outcome}{more}")
-
-
-@contextlib.contextmanager
-def _on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Pins processes that the body starts to these cores; JAX counts them at its start."""
-    if not cores or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

@@ -8,7 +8,6 @@ once it names another one, or is gone, the job saves and ends.
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -34,7 +33,7 @@ class Work:
     It is pickled by value, so that a job needs nothing but submitit to read it.
 
     Attributes:
-      command: of the worker, with the run's folder.
+      command: of the worker.
       line: for its standard input.
       environment: variables in addition to those of the job.
       log: what it prints is appended here.
@@ -168,20 +167,20 @@ class Submitter:
     def start(
         self,
         command: Sequence[str],
-        settings: Mapping[str, Any],
+        line: str,
         environment: Mapping[str, str],
         log: Path,
     ) -> Submitted:
-        """Submits a worker; its run's folder is that of the log.
+        """Submits a worker for one run.
 
         Args:
-          command: of the worker, with the run's folder.
-          settings: of the run, JSON-able.
+          command: of the worker.
+          line: for its standard input.
           environment: variables in addition to those of the job.
+          log: in the run's folder.
         """
-        log, token = log.resolve(), uuid.uuid4().hex
+        token = uuid.uuid4().hex
         mark = log.with_name(MARK)
         write_text(mark, token)
-        line = json.dumps(settings) + "\n"
         work = Work(command, line, environment, log, mark, token, preemption.EXIT_CODE)
         return Submitted(self._executor, work)

@@ -15,7 +15,7 @@ from experiments.configs.studies import bases
 from experiments.report.study import figures
 from experiments.run.status import Reporter
 from experiments.settings import from_config
-from experiments.study import branches, results, runs, variants
+from experiments.study import branches, processes, results, runs, variants
 from experiments.study.variants import Branches, Study, Variant
 from experiments.text.errors import UserError
 
@@ -240,7 +240,8 @@ FAKE = """
 import json, sys
 from pathlib import Path
 
-folder, settings = Path(sys.argv[1]), json.loads(sys.stdin.readline())
+request = json.loads(sys.stdin.readline())
+folder, settings = Path(request["folder"]), request["settings"]
 found = sorted(path.name for path in folder.glob("rounds/*"))
 (folder / "found.json").write_text(json.dumps(found))
 (folder / "config.json").write_text("{}")
@@ -257,14 +258,14 @@ if settings["engineer"]["designer"] == "random":
 
 def test_branches_are_copies_and_only_what_is_missing_is_computed(tmp_path, monkeypatch):
     (tmp_path / "fake.py").write_text(FAKE)
-    monkeypatch.setattr(runs, "WORKER", (sys.executable, str(tmp_path / "fake.py")))
+    monkeypatch.setattr(processes, "WORKER", (sys.executable, str(tmp_path / "fake.py")))
     designers = zip("abc", ("fixed", "failures", "random"), strict=True)
     made = tuple(Variant(name, name, {"engineer.designer": of}) for name, of in designers)
     study = dataclasses.replace(STUDY, variants=made, seeds=(3,))
     jobs = runs.jobs(study, study.settings(base()))
 
     def compute():
-        assert runs.Runner(tmp_path, jobs, [runs.Slot((), {})], Reporter()).run()
+        assert runs.Runner(tmp_path, jobs, [processes.Slot((), {})], Reporter()).run()
 
     def found():
         paths = tmp_path.glob("branches/*/seed-3/*/*/found.json")

@@ -9,7 +9,7 @@ from whole_runs import PLAN
 from experiments import measurements
 from experiments.configs.studies import bases
 from experiments.run.status import Reporter
-from experiments.study import provenance, results, runs, variants
+from experiments.study import processes, provenance, results, runs, variants
 from experiments.study.variants import Study, Variant
 from experiments.text.errors import UserError
 
@@ -40,7 +40,7 @@ class Begins(runs.Runner):
 
 def test_a_study_says_by_which_code_and_when_it_was_computed(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "Runner", Begins)
-    monkeypatch.setattr(runs, "slots", lambda *_: [])
+    monkeypatch.setattr(processes, "slots", lambda *_: [])
     monkeypatch.setattr(measurements, "revision", lambda: {"revision": "abc", "clean": False})
 
     def compute(study, workers=1, amendment=None):

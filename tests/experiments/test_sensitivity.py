@@ -175,7 +175,8 @@ WORKER = """
 import json, shutil, sys
 from pathlib import Path
 
-whole, folder, options = *map(Path, sys.argv[1:]), json.loads(sys.stdin.readline())
+request = json.loads(sys.stdin.readline())
+whole, folder, options = Path(sys.argv[1]), Path(request["folder"]), request["settings"]
 start = Path(options["engineer"]["start"])
 chosen = whole / "rounds" / str((len(start.stem) + options["seed"]) % 3)
 for name in ("validation", "initial"):
@@ -190,9 +191,9 @@ import sys
 from absl import app
 from experiments import sensitivity
 from experiments.settings import command_line
-from experiments.study import runs
+from experiments.study import processes
 
-runs.WORKER = (sys.executable, *sys.argv.pop().split(","))
+processes.WORKER = (sys.executable, *sys.argv.pop().split(","))
 app.run(sensitivity.main, flags_parser=command_line.parse_flags)
 """
 

@@ -21,6 +21,7 @@ from absl.testing import flagsaver
 from whole_runs import PLAN, compilation_cache, environment, finish, python, start, story
 
 from engineer.space import Configuration
+from experiments import measurements
 from experiments.configs.studies import bases, designers
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
@@ -28,9 +29,9 @@ from experiments.run.status import Reporter
 from experiments.run.store import RunStore
 from experiments.settings import Settings, from_config
 from experiments.study import __main__ as command
+from experiments.study import processes, submission, variants
 from experiments.study import results as study_results
 from experiments.study import runs as study_runs
-from experiments.study import submission, variants
 from experiments.study.variants import Study, Variant
 from experiments.text.errors import UserError
 
@@ -150,7 +151,7 @@ def test_another_seed_is_added_and_a_run_is_as_if_alone(done, grown, tmp_path, m
     for name, value in environment(JAX_COMPILATION_CACHE_DIR=compilation_cache(grown)).items():
         monkeypatch.setenv(name, value)
     # On as many cores as before: how sums are divided over threads decides how they are rounded.
-    slots = study_runs.slots(grown, 2, alone.settings)
+    slots = processes.slots(grown, 2, alone.settings)
     assert study_runs.Runner(tmp_path / "alone", [alone], slots[1:], Reporter()).run()
     assert story(tmp_path / "alone" / alone.folder, 2) == before
 
@@ -172,7 +173,8 @@ FAKE = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
 
-folder, settings = Path(sys.argv[1]), json.loads(sys.stdin.readline())
+request = json.loads(sys.stdin.readline())
+folder, settings = Path(request["folder"]), request["settings"]
 assert os.environ["PLACE"]
 name = f"{folder.parent.name}/{folder.name}"
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
@@ -199,7 +201,7 @@ time.sleep(60 if settings["seed"] == 4 else 0.3)
 def runner(tmp_path, monkeypatch):
     """Makes a runner of a study with these variants and seeds whose processes only pretend."""
     (tmp_path / "fake.py").write_text(FAKE)
-    monkeypatch.setattr(study_runs, "WORKER", (sys.executable, str(tmp_path / "fake.py")))
+    monkeypatch.setattr(processes, "WORKER", (sys.executable, str(tmp_path / "fake.py")))
 
     def make(names, seeds, submitter=None, kept_rounds=1):
         changes = [{"engineer.designer": designer} for designer in ("fixed", "random", "failures")]
@@ -207,8 +209,8 @@ def runner(tmp_path, monkeypatch):
         base = bases.tiny_base()
         base.engineer.kept_rounds = kept_rounds
         jobs = study_runs.jobs(study, study.settings(base))
-        cores = study_runs.measurements.cores()
-        places = [study_runs.Slot((cores[i % len(cores)],), {"PLACE": str(i)}) for i in range(2)]
+        cores = measurements.cores()
+        places = [processes.Slot((cores[i % len(cores)],), {"PLACE": str(i)}) for i in range(2)]
         return study_runs.Runner(tmp_path, jobs, places, Reporter(), submitter)
 
     return make
@@ -252,7 +254,38 @@ def test_two_processes_at_a_time_on_their_own_cores(runner, tmp_path):
     places = {path.read_text() for path in tmp_path.glob("*/*/*/cores")}
     places |= {path.read_text() for path in tmp_path.glob("shared/*/cores")}
     assert all(len(json.loads(cores)) == 1 for cores in places)
-    assert len(places) == min(2, len(study_runs.measurements.cores()))
+    assert len(places) == min(2, len(measurements.cores()))
+
+
+SERVING = """
+import json, os, sys
+from pathlib import Path
+
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["settings"]["seed"] == 1:
+        Path(request["log"]).write_text("error: it cannot be")
+        sys.exit(1)
+    for part in ("validation", "initial", "checkpoints/0", "rounds/0"):
+        (Path(request["folder"]) / part).mkdir(parents=True, exist_ok=True)
+    (Path(request["folder"]) / "rounds/0/validation.json").touch()
+    (Path(request["folder"]) / "process").write_text(str(os.getpid()))
+    (Path(request["folder"]) / "finished.json").write_text("{}")
+    print("finished", flush=True)
+"""
+
+
+def test_a_process_computes_one_run_after_another_until_one_fails(runner, tmp_path):
+    (tmp_path / "fake.py").write_text(SERVING)
+    made = runner(("a", "b"), (0, 1, 2))
+    made._idle.pop()
+    assert made.run()
+    written = {path.parent: path.read_text() for path in tmp_path.glob("**/process")}
+    of_seeds = [{told for of, told in written.items() if f"seed-{i}" in of.name} for i in range(3)]
+    assert [len(numbers) for numbers in of_seeds] == [1, 0, 1]
+    assert len(written) == 2 * 3
+    assert of_seeds[0] != of_seeds[2]
+    assert not any(Path("/proc", number).exists() for number in written.values())
 
 
 @pytest.mark.slow
@@ -264,9 +297,9 @@ def test_a_worker_is_found_from_a_folder_with_another_package_of_its_name(tmp_pa
     (tmp_path / "helper.py").touch()
     program = '''
 import os, subprocess, sys
-from experiments.study import runs
+from experiments.study import processes
 
-*python, _, module = runs.WORKER
+*python, _, module = processes.WORKER
 code = f"""
 import importlib, sys
 worker = importlib.import_module({module!r})
@@ -276,7 +309,7 @@ def told(options):
 worker.settings_lib.from_config = told
 worker.main()
 """
-environment = os.environ | runs.environment(runs.Slot((), {}))
+environment = os.environ | processes.environment(processes.Slot((), {}))
 subprocess.run([*python, "-c", code], env=environment, input=b"{}", check=True)
 '''
     done = python("-P", "-c", program, cwd=tmp_path)
@@ -692,20 +725,20 @@ def test_where_processes_compute(tmp_path, monkeypatch):
     settings = designers.STUDY.settings(bases.tiny_base())["current"][0]
 
     def slots(workers):
-        return study_runs.slots(tmp_path, workers, settings)
+        return processes.slots(tmp_path, workers, settings)
 
-    monkeypatch.setattr(study_runs, "_devices", lambda: ("cpu", 1))
-    monkeypatch.setattr(study_runs.measurements, "cores", lambda: [0, 1, 4, 5, 6])
+    monkeypatch.setattr(processes, "_devices", lambda: ("cpu", 1))
+    monkeypatch.setattr(processes.measurements, "cores", lambda: [0, 1, 4, 5, 6])
     assert [slot.cores for slot in slots(2)] == [(0, 1), (4, 5)]
     assert len(slots(0)) == 5
     assert [slot.cores for slot in slots(7)][5:] == [(0,), (1,)]
-    monkeypatch.setattr(study_runs, "_devices", lambda: ("gpu", 2))
+    monkeypatch.setattr(processes, "_devices", lambda: ("gpu", 2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     visible = [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots(0)]
     assert visible == ["3", "5"]
     shared = [slot.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] for slot in slots(4)]
     assert shared == ["0.450"] * 4
-    monkeypatch.setattr(study_runs, "_devices", lambda: ("tpu", 4))
+    monkeypatch.setattr(processes, "_devices", lambda: ("tpu", 4))
     assert len(slots(0)) == 1
     with pytest.raises(UserError, match="workers=2"):
         slots(2)
