@@ -296,7 +296,7 @@ def test_a_worker_is_found_from_a_folder_with_another_package_of_its_name(tmp_pa
     (tmp_path / "experiments" / "__init__.py").write_text("raise ValueError('not this one')")
     (tmp_path / "helper.py").touch()
     program = '''
-import os, subprocess, sys
+import json, os, subprocess, sys
 from experiments.study import processes
 
 *python, _, module = processes.WORKER
@@ -310,10 +310,16 @@ worker.settings_lib.from_config = told
 worker.main()
 """
 environment = os.environ | processes.environment(processes.Slot((), {}))
-subprocess.run([*python, "-c", code], env=environment, input=b"{}", check=True)
+process = subprocess.Popen([*python, "-c", code], env=environment, stdin=subprocess.PIPE)
+request = {"folder": ".", "log": "log.txt", "settings": {}, "last": True}
+process.stdin.write(json.dumps(request).encode() + b"\\n")
+process.stdin.flush()
+sys.exit(process.wait())
 '''
-    done = python("-P", "-c", program, cwd=tmp_path)
-    assert done.stdout.strip() == str(ROOT / "experiments" / "study" / "worker.py")
+    python("-P", "-c", program, cwd=tmp_path)
+    assert (tmp_path / "log.txt").read_text().strip() == str(
+        ROOT / "experiments" / "study" / "worker.py"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -395,7 +401,7 @@ def test_a_preempted_job_saves_and_runs_again(by, tmp_path):
     (tmp_path / "worker.py").write_text(PREEMPTED)
     submitter = submission.Submitter(tmp_path / "submitit", [])
     command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path)]
-    submitted = submitter.start(command, {"seed": 0}, {}, tmp_path / "log.txt")
+    submitted = submitter.start(command, '{"seed": 0}\n', {}, tmp_path / "log.txt")
 
     def wait_for(what):
         end = time.monotonic() + 60
