@@ -197,7 +197,7 @@ def examine_designs(
 
 def _lessons(name: str, tokenizer: Any, pairs: Sequence[Pair], budget: int) -> list[sft.Example]:
     """Encodes pairs, without those whose completion exceeds the budget of a run."""
-    examples = [sft.encode_example(tokenizer, *pair) for pair in pairs]
+    examples = sft.encode_examples(tokenizer, pairs)
     kept = [example for example in examples if len(example.completion) <= budget]
     print(f"{name}: {len(examples) - len(kept)} of {len(examples)} take more than {budget} tokens")
     if not kept:

@@ -40,7 +40,8 @@ def main(warm_up=400, steps=1001, count=60_000):
                               scan_unroll=2)  # fmt: skip
     warm = sft.SFTConfig(256, 256, 16, optimizer=OptimizerConfig(3e-3, 20, b2=0.99))
     state = create_train_state(model.init_params(keys[0], tiny), tiny, warm.optimizer, mesh)
-    lessons = [sft.encode_example(coder, seen.messages(i), a) for i, a in enumerate(seen.answers)]
+    pairs = [(seen.messages(i), answer) for i, answer in enumerate(seen.answers)]
+    lessons = sft.encode_examples(coder, pairs)
     teacher = sft.SFTTrainer(warm, tiny, mesh, tokens.pad_id(coder))
     for result in teacher.run(state, lessons, keys[1], 0, warm_up):
         if result.metrics["loss"] < 0.5:  # It knows the digits, but seldom what is carried over.

@@ -136,4 +136,4 @@ class Hindsight:
             found = fitted(engineer.spec, shown, texts, self._fits)
             if found is None:
                 return
-            yield sft.encode_example(tokenizer, found[0], render_config(config, space))
+            yield from sft.encode_examples(tokenizer, [(found[0], render_config(config, space))])

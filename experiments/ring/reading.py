@@ -52,7 +52,7 @@ def scorer(model: Policy, params: Any) -> Scorer:
 
     def score(pairs: Sequence[tuple[Sequence[Message], Sequence[str]]]) -> list[list[float]]:
         examples = [
-            [sft.encode_example(model.tokenizer, chat, answer) for answer in answers]
+            sft.encode_examples(model.tokenizer, [(chat, answer) for answer in answers])
             for chat, answers in pairs
         ]
         longest = [

@@ -73,24 +73,33 @@ class SFTStep(NamedTuple):
     metrics: dict[str, float]
 
 
-def encode_example(tokenizer: Any, messages: Sequence[Message], completion: str) -> Example:
-    """Encodes a prompt as sampling does, and its completion followed by the stop token.
+def encode_examples(
+    tokenizer: Any, pairs: Sequence[tuple[Sequence[Message], str]]
+) -> list[Example]:
+    """Encodes prompts as sampling does, and their completions, each followed by the stop token.
 
     Where the chat template always opens the model's thought, the completion closes it first, so
     that `Completion.answer` reads what is written here.
+
+    Args:
+      tokenizer: has a chat template.
+      pairs: of a prompt's messages and its completion.
 
     Raises:
       ValueError: the tokenizer has no end-of-turn token.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("eos_token_id=None: the tokenizer needs one, it ends every completion")
+    if not pairs:
+        return []
     opened = tokens.opens_thought(tokenizer, enable_thinking=False)
-    text = f"\n{tokens.THINK_END}\n\n{completion}" if opened else completion
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return Example(
-        prompt=tuple(tokens.encode_chat(tokenizer, messages)),
-        completion=(*ids, tokenizer.eos_token_id),
-    )
+    before = f"\n{tokens.THINK_END}\n\n" if opened else ""
+    prompts = tokens.encode_chats(tokenizer, [messages for messages, _ in pairs])
+    texts = tokenizer([before + completion for _, completion in pairs], add_special_tokens=False)
+    return [
+        Example(prompt=tuple(prompt), completion=(*ids, tokenizer.eos_token_id))
+        for prompt, ids in zip(prompts, texts.input_ids, strict=True)
+    ]
 
 
 def make_batch(

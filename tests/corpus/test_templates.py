@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from learner import tokens
 from learner.chat import Completion
-from learner.training.sft import encode_example
+from learner.training.sft import encode_examples
 
 CORPUS = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text("utf-8"))
 SPECIAL = [
@@ -60,7 +60,7 @@ def test_says_whether_the_prompt_opens_a_thought(name):
 @every_template
 def test_a_written_completion_is_read_back(name):
     tokenizer, written = TOKENIZERS[name], "It is 3: {a: 0.5}\nso <answer>42</answer> "
-    example = encode_example(tokenizer, QUESTION, written)
+    (example,) = encode_examples(tokenizer, [(QUESTION, written)])
     assert list(example.prompt) == tokens.encode_chat(tokenizer, QUESTION)
     assert example.completion[-1] == tokenizer.eos_token_id
     opened = tokens.opens_thought(tokenizer, enable_thinking=False)

@@ -232,7 +232,7 @@ def installed(tmp_path_factory):
         if extras not in made:
             home = folder / (extras or "none")
             subprocess.run([sys.executable, "-m", "venv", home], check=True)
-            pip = [home / "bin" / "pip", "install", "--quiet", "-e", f".[{extras}]"]
+            pip = [home / "bin" / "pip", "install", "--quiet", "--no-compile", "-e", f".[{extras}]"]
             subprocess.run(pip, cwd=source, check=True)
             made[extras] = home / "bin" / "python"
         return made[extras]

@@ -32,11 +32,8 @@ def test_answers_have_the_likelihood_that_the_model_gives_their_tokens(tmp_path)
     chats = [[{"role": "user", "content": text}] for text in ("size 3: 0.50", "size", "3 4 5")]
     pairs = [(chats[0], ("3: 0.1", "3: 0.25")), (chats[1], ("", "4")), (chats[2], ("5", "5: 1"))]
     scores = reading.scorer(model, params)(pairs)
-    examples = [
-        sft.encode_example(model.tokenizer, chat, answer)
-        for chat, answers in pairs
-        for answer in answers
-    ]
+    asked = [(chat, answer) for chat, answers in pairs for answer in answers]
+    examples = sft.encode_examples(model.tokenizer, asked)
     ids = np.zeros((len(examples), 64), int)
     for sequence, (prompt, completion) in zip(ids, examples, strict=True):
         sequence[: len(prompt) + len(completion)] = [*prompt, *completion]

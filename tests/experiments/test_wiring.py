@@ -76,7 +76,7 @@ def test_a_lesson_shows_no_outcome_of_the_design_that_it_asks_for(monkeypatch):
     run = next(one for one in runs if len(one.history) == 3)
     shown = []
     monkeypatch.setattr(hindsight, "fitted", lambda _, record, *__: shown.append(record) or [[]])
-    monkeypatch.setattr(hindsight.sft, "encode_example", lambda _, chat, answer: answer)
+    monkeypatch.setattr(hindsight.sft, "encode_examples", lambda _, pairs: [pairs[0][1]])
     lessons = object.__new__(Hindsight)
     settings = from_config({"engineer": {"context": "V4"}})
     vars(lessons).update(_settings=settings, _family=family, _fits=None)

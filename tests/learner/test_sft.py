@@ -12,7 +12,7 @@ from learner import tokens
 from learner.decoder import model
 from learner.devices import sharding
 from learner.training import sft
-from learner.training.sft import Example, SFTConfig, SFTTrainer, encode_example, make_batch
+from learner.training.sft import Example, SFTConfig, SFTTrainer, encode_examples, make_batch
 from learner.training.train_state import OptimizerConfig, create_train_state
 
 CONFIG = SFTConfig(
@@ -27,10 +27,10 @@ CONFIG = SFTConfig(
 @pytest.fixture(scope="module")
 def examples(byte_tokenizer):
     pairs = [("say a", "aaa"), ("say bc", "bc"), ("z?", "zzzzz"), ("q", "q"), ("12", "3456")]
-    return [
-        encode_example(byte_tokenizer, [{"role": "user", "content": question}], completion)
-        for question, completion in pairs
+    chats = [
+        ([{"role": "user", "content": question}], completion) for question, completion in pairs
     ]
+    return encode_examples(byte_tokenizer, chats)
 
 
 def test_encoding(byte_tokenizer, examples):
