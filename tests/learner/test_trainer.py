@@ -20,6 +20,7 @@ from learner.devices import distributed, sharding
 from learner.devices.chips import CHIPS
 from learner.tokens import ThinkingBudget
 from learner.training import lora, metrics, task
+from learner.training import trainer as trainer_module
 from learner.training.checkpoints import Checkpoints
 from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
@@ -660,6 +661,25 @@ def test_bad_combinations_are_named(tiny_model, tiny_params, one_device, byte_to
             one_device,
             byte_tokenizer,
         )
+
+
+def test_trainers_of_one_model_and_configuration_share_their_programs(
+    monkeypatch, run, tiny_params, letter_task
+):
+    traced, packed_logprobs = [], trainer_module.packed_logprobs
+
+    def counting(params, config, batch, **options):
+        traced.append(options["temperature"])
+        return packed_logprobs(params, config, batch, **options)
+
+    monkeypatch.setattr(trainer_module, "packed_logprobs", counting)
+    found = []
+    for temperature in (0.87, 0.87, 0.88):
+        config = dataclasses.replace(CONFIG, temperature=temperature)
+        (result,) = run(config, jax.tree.map(jnp.copy, tiny_params), letter_task)
+        found.append((result.metrics["loss"], len(traced)))
+    assert found[0] == found[1]
+    assert found[1][1] < found[2][1]
 
 
 class Recorded:
