@@ -23,9 +23,9 @@ _EARLY_STOP = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the "
     f"thinking directly now.\n{THINK_END}"
 )
-# What a chat template may take for a chat of one word; for any chat the seconds, the memory, which
-# other threads need as well, and the characters that it may write beside those for a chat of one
-# word, for each of the chat's own.
+# What a chat template may take for a chat of one word; for any chat the seconds, the memory of all
+# that are encoded together, which other threads need as well, and the characters that it may write
+# beside those for a chat of one word, for each of the chat's own.
 _TEMPLATE_SECONDS, _TEMPLATE_MEMORY, _TEMPLATE_CHARACTERS = 10, 1 << 30, 1 << 20
 _CHAT_SECONDS, _CHAT_MEMORY, _CHAT_EXPANSION = 60, 1 << 33, 64
 
@@ -269,14 +269,13 @@ def encode_chats(
                     {**one, "content": first_character.sub(rf"\1{mark}", one["content"])}
                     for one in chat
                 ]
-                texts += [
-                    tokenizer.apply_chat_template(
-                        marked,
-                        tokenize=False,
-                        add_generation_prompt=True,
-                        enable_thinking=enable_thinking,
-                    )
-                ]
+                text = tokenizer.apply_chat_template(
+                    marked,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    enable_thinking=enable_thinking,
+                )
+                texts.append(text)
     except _LimitError as error:
         roles = checks.shortened([message["role"] for message in chats[len(texts)]])
         raise ValueError(
@@ -291,9 +290,10 @@ def encode_chats(
                 f"the tokenizer's chat template writes {len(text):,} characters for a chat of "
                 f"{own:,}; allowed are {most:,}"
             )
-    parts = [text.split(mark) for text in texts]
-    ids = iter(tokenizer([one for of in parts for one in of], add_special_tokens=False).input_ids)
-    return [[token for _ in of for token in next(ids)] for of in parts]
+    split = [text.split(mark) for text in texts]
+    parts = [part for of_chat in split for part in of_chat]
+    ids = iter(tokenizer(parts, add_special_tokens=False).input_ids)
+    return [[token for _ in of_chat for token in next(ids)] for of_chat in split]
 
 
 def opens_thought(tokenizer: Any, enable_thinking: bool) -> bool:

@@ -51,10 +51,9 @@ def scorer(model: Policy, params: Any) -> Scorer:
     pad_id = tokens.pad_id(model.tokenizer)
 
     def score(pairs: Sequence[tuple[Sequence[Message], Sequence[str]]]) -> list[list[float]]:
-        examples = [
-            sft.encode_examples(model.tokenizer, [(chat, answer) for answer in answers])
-            for chat, answers in pairs
-        ]
+        flat = [(chat, answer) for chat, answers in pairs for answer in answers]
+        encoded = iter(sft.encode_examples(model.tokenizer, flat))
+        examples = [[next(encoded) for _ in answers] for _, answers in pairs]
         longest = [
             max(len(e.prompt) + len(e.completion) for e in question) for question in examples
         ]

@@ -16,8 +16,8 @@ from experiments.text.errors import UserError
 
 WORKER = (sys.executable, "-P", "-m", "experiments.study.worker")
 """Command that computes the runs that its standard input asks for."""
-FINISHED = b"finished\n"
-"""What it says on its standard output when a run is finished and it waits for the next."""
+REPLY = b"finished\n"
+"""What it writes to its standard output when a run is finished and it waits for the next."""
 _MEMORY = 0.9
 
 
@@ -43,8 +43,8 @@ def environment(slot: Slot) -> dict[str, str]:
 class Worker:
     """A process on a slot that computes one run after another; the first one starts it.
 
-    So most runs of a study neither import, trace nor compile anything. The process ends with a run
-    that fails, and the next run gets a new one.
+    Later runs find the packages imported, and what is traced and compiled for samplers and trainers
+    with the same options. The process ends with a run that fails, and the next run gets a new one.
 
     Attributes:
       slot: its resources.
@@ -92,7 +92,7 @@ class Worker:
             assert self._process.stdout is not None
             ended = self._process.poll()  # Before reading: what was said before the end counts.
             said = self._process.stdout.read() or b""
-            self.returncode = 0 if said.endswith(FINISHED) else ended
+            self.returncode = 0 if said.endswith(REPLY) else ended
         return self.returncode
 
     def terminate(self) -> None:

@@ -115,6 +115,8 @@ _TRAINING = {
 
 FINISHED = "finished.json"
 """Marks the folder of a complete run."""
+LOG = "log.txt"
+"""What the processes of a run print."""
 ERROR = "error.txt"
 """One line in a run's folder on why its last process failed."""
 

@@ -33,13 +33,12 @@ from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Se
 from experiments.study import branches, processes, provenance, results
 from experiments.study.branches import branch_folder
 from experiments.study.processes import Slot, Worker
-from experiments.study.results import ERROR, FINISHED, run_folder
+from experiments.study.results import ERROR, FINISHED, LOG, run_folder
 from experiments.study.submission import Submitted, Submitter
 from experiments.study.variants import Branches, Budget, Study
 from experiments.text.errors import UserError
 from learner.devices import preemption
 
-_LOG = "log.txt"
 _POLL_SECONDS = 0.1
 
 
@@ -288,7 +287,7 @@ def _check_tables(root: Path, seeds: Sequence[int]) -> None:
 
 
 class Runner:
-    """Computes jobs on slots, each in a process of its own (`experiments.study.worker`).
+    """Computes jobs on slots, one after another in each slot's process.
 
     Args:
       all_jobs: of `jobs`; finished ones are skipped.
@@ -377,12 +376,10 @@ class Runner:
             copy_rounds(source, folder, job.copied, note)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ERROR).unlink(missing_ok=True)
-        log = (folder / _LOG).resolve()
-        log.touch()
-        request = {
-            "folder": str(log.parent), "log": str(log), "settings": job.settings.to_dict(),
-            "last": self._submitter is not None,
-        }  # fmt: skip
+        log = (folder / LOG).resolve()
+        log.touch()  # A process that dies at once has written none.
+        last = self._submitter is not None
+        request = {"folder": str(log.parent), "settings": job.settings.to_dict(), "last": last}
         line = json.dumps(request) + "\n"
         if self._submitter is not None:
             with processes.on_cores(worker.slot.cores):
@@ -401,11 +398,11 @@ class Runner:
             if leaving and code in (preemption.EXIT_CODE, -signal.SIGTERM):
                 continue
             if code < 0:
-                error = f"its process died (signal {-code}); what it printed is in {_LOG}"
+                error = f"its process died (signal {-code}); what it printed is in {LOG}"
             elif code == preemption.EXIT_CODE:
                 error = "its process alone was asked to leave"
             elif code > 0:
-                printed = (self._root / job.folder / _LOG).read_text(
+                printed = (self._root / job.folder / LOG).read_text(
                     errors="replace", encoding="utf-8"
                 )
                 last = printed.strip().rpartition("\n")[2].removeprefix("error: ")

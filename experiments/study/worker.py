@@ -1,10 +1,10 @@
 """A process that computes runs of a study, one after another: `experiments.study.worker`.
 
-Each line of its standard input asks for a run, as JSON: {folder, log: the file that it prints to,
-settings, last: whether no other will follow}. After a run that is finished it writes a line to its
-first standard output (`experiments.study.processes.FINISHED`). When the input ends, the parent is
-gone, and the process saves and exits. Exit codes are those of `experiments.main`; the last line of
-the log names the error.
+Each line of its standard input asks for a run, as JSON: {folder, settings, last: whether no other
+will follow}. It prints to the folder's `log.txt`. After a run that is finished it writes
+`experiments.study.processes.REPLY` to the standard output that it was started with. When the input
+ends, the parent is gone, and the process saves and exits. Exit codes are those of
+`experiments.main`; the last line of the log names the error.
 """
 
 import json
@@ -22,8 +22,8 @@ from experiments.ring.loop import Loop
 from experiments.run import process
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore, write_file
-from experiments.study.processes import FINISHED as SAID
-from experiments.study.results import FINISHED
+from experiments.study.processes import REPLY
+from experiments.study.results import FINISHED, LOG
 from experiments.text.errors import UserError
 from learner.devices import preemption
 
@@ -41,14 +41,14 @@ def main() -> None:
     parent, last = os.dup(sys.stdout.fileno()), False
     while not last:
         request = requests.get()
-        log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(log, stream.fileno())
-        os.close(log)
-        _compute(Path(request["folder"]), settings_lib.from_config(request["settings"]))
+        folder = Path(request["folder"])
+        with (folder / LOG).open("a", encoding="utf-8") as log:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(log.fileno(), stream.fileno())
+        _compute(folder, settings_lib.from_config(request["settings"]))
         last = request["last"]
         if not last:
-            os.write(parent, SAID)
+            os.write(parent, REPLY)
 
 
 def _compute(folder: Path, settings: settings_lib.Settings) -> None:

@@ -264,7 +264,7 @@ from pathlib import Path
 for line in sys.stdin:
     request = json.loads(line)
     if request["settings"]["seed"] == 1:
-        Path(request["log"]).write_text("error: it cannot be")
+        (Path(request["folder"]) / "log.txt").write_text("error: it cannot be")
         sys.exit(1)
     for part in ("validation", "initial", "checkpoints/0", "rounds/0"):
         (Path(request["folder"]) / part).mkdir(parents=True, exist_ok=True)
@@ -311,7 +311,7 @@ worker.main()
 """
 environment = os.environ | processes.environment(processes.Slot((), {}))
 process = subprocess.Popen([*python, "-c", code], env=environment, stdin=subprocess.PIPE)
-request = {"folder": ".", "log": "log.txt", "settings": {}, "last": True}
+request = {"folder": ".", "settings": {}, "last": True}
 process.stdin.write(json.dumps(request).encode() + b"\\n")
 process.stdin.flush()
 sys.exit(process.wait())
