@@ -29,7 +29,7 @@ from learner import tokens
 from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
 from learner.training import sft
-from learner.training.micro_batch import MicroBatch, completion_logprobs, pack_sequences
+from learner.training.batches.micro_batch import MicroBatch, completion_logprobs, pack_sequences
 
 CHANCE = 0.5
 RULES = ("target", "mastery")

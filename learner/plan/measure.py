@@ -22,7 +22,7 @@ from learner.devices import sharding
 from learner.plan.programs import Program, abstract_trainer
 from learner.sampling.slots import RUNNING, Sequences
 from learner.training import lora
-from learner.training.packed_sequences import PackedSequences
+from learner.training.batches.packed_sequences import PackedSequences
 from learner.training.train_state import TrainState, create_train_state
 from learner.training.trainer import GRPOConfig
 

@@ -6,7 +6,8 @@ import re
 from typing import Literal, get_args
 
 from learner import checks, tokens
-from learner.training import grpo, packing
+from learner.training import grpo
+from learner.training.batches import packing
 from learner.training.curriculum import CurriculumConfig
 from learner.training.lora import LoraConfig
 from learner.training.train_state import OptimizerConfig

@@ -15,7 +15,7 @@ from learner.chat import Message
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.training import grpo, lora
-from learner.training.micro_batch import MicroBatch, completion_logprobs, pack_sequences
+from learner.training.batches.micro_batch import MicroBatch, completion_logprobs, pack_sequences
 from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState, abstract_train_state
 from learner.training.update import Updater, check

@@ -30,10 +30,14 @@ from learner.devices import distributed, sharding
 from learner.sampling.completer import Completer
 from learner.sampling.sampler import SamplingParams
 from learner.training import grpo, lora, metrics
+from learner.training.batches.packed_sequences import (
+    PackedSequences,
+    micro_batches,
+    packed_logprobs,
+)
+from learner.training.batches.packing import Shape
 from learner.training.curriculum import PromptScores, replay_indices
 from learner.training.grpo_config import GRPOConfig as GRPOConfig
-from learner.training.packed_sequences import PackedSequences, micro_batches, packed_logprobs
-from learner.training.packing import Shape
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import TrainState, abstract_train_state, create_train_state

@@ -9,7 +9,11 @@ import pytest
 
 from learner.decoder import attention
 from learner.training import grpo, lora
-from learner.training.packed_sequences import PackedSequences, micro_batches, packed_logprobs
+from learner.training.batches.packed_sequences import (
+    PackedSequences,
+    micro_batches,
+    packed_logprobs,
+)
 from learner.training.rollout import Rollout
 
 GROUP, BUDGET = 3, 24

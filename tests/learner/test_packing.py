@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.training import packing
+from learner.training.batches import packing
 from learner.training.grpo_config import GRPOConfig
 
 

@@ -21,11 +21,11 @@ from learner.devices.chips import CHIPS
 from learner.tokens import ThinkingBudget
 from learner.training import lora, metrics, task
 from learner.training import trainer as trainer_module
+from learner.training.batches.micro_batch import completion_logprobs, pack_sequences
 from learner.training.checkpoints import Checkpoints
 from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
 from learner.training.metrics import MACHINE
-from learner.training.micro_batch import completion_logprobs, pack_sequences
 from learner.training.rollout import Rollout
 from learner.training.task import Scores, prompt_indices
 from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state

@@ -18,7 +18,7 @@ from learner.decoder import model
 from learner.decoder.attention import Segments
 from learner.decoder.config import DecoderConfig
 from learner.decoder.logprobs import token_logprobs
-from learner.training import packing
+from learner.training.batches import packing
 from learner.training.rollout import Rollout
 
 

@@ -1,0 +1,1 @@
+"""From prompts and completions of many lengths to arrays of few shapes."""
