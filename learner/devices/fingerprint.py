@@ -1,6 +1,5 @@
 """Fingerprints of arrays: every bit counts, the mesh does not."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,16 +7,15 @@ import jax.numpy as jnp
 
 
 def fingerprint(tree: Any) -> list[int]:
-    """A number below 2**32 for each array of a pytree; several processes call it together."""
-    return [int(total) for total in jax.device_get(_weighted_sums(jax.tree.leaves(tree)))]
+    """A number below 2**32 for each array of a pytree; several processes call it together.
+
+    One array after another: so processes cannot deadlock, and on CPUs, where the weighted elements
+    are in memory before they are added, this takes no more of it than one array does.
+    """
+    return [int(_weighted_sum(array)) for array in jax.tree.leaves(tree)]
 
 
 @jax.jit
-def _weighted_sums(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Sums of all arrays in one program: with several programs, processes could deadlock."""
-    return [_weighted_sum(array) for array in arrays]
-
-
 def _weighted_sum(array: jax.Array) -> jax.Array:
     """u32: the elements' bits, weighted by odd numbers of their places, so that each bit counts."""
     place = jnp.uint32(0)

@@ -23,7 +23,7 @@ from orbax.checkpoint.checkpoint_managers import (
 )
 
 from learner import checks
-from learner.devices import distributed
+from learner.devices import distributed, sharding
 from learner.devices.fingerprint import fingerprint
 from learner.training.train_state import TrainState
 
@@ -32,6 +32,10 @@ _KEPT = "kept"
 # A checkpoint is renamed into this folder before it is removed: removing its files takes more than
 # one system call, and a kill in between would leave a part of it among the others.
 _REMOVED = "removed"
+# Bytes of a file. TensorStore holds one in memory before it writes it, 2 GB by default.
+_FILE = 2**28
+# States up to this many bytes are copied on CPUs, larger ones written at once; see `save`.
+_COPIED = 2**28
 # How TensorStore's errors, which are no `OSError`s, name the one that caused them.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 
@@ -105,10 +109,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         metadata: Mapping[str, Any],
         keep: bool = False,
     ) -> None:
-        """Copies the state, and writes the copy in the background as checkpoint `step`.
+        """Copies the state to the host, and writes it in the background as checkpoint `step`.
 
         The next save, `steps`, `restore` and `close` wait for it. A process that is killed
-        meanwhile leaves the previous checkpoint as the latest.
+        meanwhile leaves the previous checkpoint as the latest. On CPUs a large state is not copied,
+        and this waits: the cores would be busy in any case, and memory would not hold it twice.
 
         Args:
           step: its name, larger than those of all others.
@@ -124,15 +129,16 @@ class Checkpoints(contextlib.AbstractContextManager):
         if latest is not None and step <= latest:
             raise ValueError(f"step={step}: the latest checkpoint is {latest}, allowed are larger")
         self._sweep()
-        if jax.default_backend() == "cpu":
-            # On CPUs Orbax may write from the buffers that the next step donates.
-            state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+        # On CPUs Orbax may write from the buffers that the next step donates.
+        lent = jax.default_backend() == "cpu"
+        if lent and sharding.device_bytes(state) <= _COPIED:
+            state, lent = jax.block_until_ready(jax.tree.map(jnp.copy, state)), False
         with self._storage_errors():
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     # A plain dict of fields on disk: readable without this class.
-                    state=ocp.args.StandardSave(vars(state)),
+                    state=ocp.args.PyTreeSave(vars(state), ocdbt_target_data_file_size=_FILE),
                     metadata=ocp.args.JsonSave(
                         {_METADATA: dict(metadata), _DIGEST: _digest(state, metadata)}
                     ),
@@ -140,6 +146,8 @@ class Checkpoints(contextlib.AbstractContextManager):
                 metrics={_KEPT: True} if keep else None,
                 force=True,
             )
+            if lent:
+                self._manager.wait_until_finished()
 
     def wait(self) -> None:
         """Waits until the last save is on disk; raises its error if it failed."""
@@ -178,11 +186,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         if step not in steps:
             wanted = "any" if step is None else step
             raise FileNotFoundError(f"{self._folder}: no checkpoint {wanted}, there are {steps}")
+        item = vars(abstract_state)
+        shardings = ocp.checkpoint_utils.construct_restore_args(item)
         try:
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(vars(abstract_state)),
+                    state=ocp.args.PyTreeRestore(item, restore_args=shardings),
                     metadata=ocp.args.JsonRestore(),
                 ),
             )

@@ -14,6 +14,7 @@ import pytest
 
 from learner.decoder import model
 from learner.devices import sharding
+from learner.training import checkpoints as checkpoints_module
 from learner.training.checkpoints import Checkpoints, DamagedCheckpointError
 from learner.training.train_state import (
     OptimizerConfig,
@@ -101,6 +102,15 @@ def test_a_state_may_be_donated_while_it_is_written(one_device, tmp_path):
             want = 2 ** (3 * step - 2)
             assert int(saved.step) == want
             np.testing.assert_array_equal(saved.params, np.full(4_000_000, want, np.float32))
+
+
+def test_a_large_state_is_written_at_once_on_cpus(one_device, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints_module, "_COPIED", 10_000_000)
+    arrays = np.int32(1), np.int32(1), np.ones(4_000_000, np.float32), np.ones(3)
+    state = jax.device_put(TrainState(*arrays), sharding.replicated(one_device))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state, {})
+        assert (tmp_path / "1").exists()
 
 
 SAVE_FOREVER = """
