@@ -193,6 +193,7 @@ def test_a_tpu_is_found_on_the_bus(monkeypatch, tmp_path, vendor, device, extra)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_its_installation_computes_in_a_bare_environment(tmp_path):
     """As in the first cell: pip brings all packages, and JAX computes there."""
     clone, bare = tmp_path / "clone", tmp_path / "bare"
@@ -222,6 +223,7 @@ def test_its_installation_computes_in_a_bare_environment(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("optimised")
 def test_it_runs_top_to_bottom_in_colab(served, tmp_path):
     """In an empty folder, with a clone in the place of the repository on GitHub."""

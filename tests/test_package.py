@@ -90,6 +90,7 @@ print(mapf_jax.__file__, steps.reward.shape)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_wheel_brings_what_the_simulator_needs(archives, tmp_path):
     """In an environment where nothing else is installed; so does the source archive."""
     source, wheel = archives
