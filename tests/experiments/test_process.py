@@ -33,6 +33,29 @@ def test_programs_of_accelerators_are_kept(tmp_path, monkeypatch, backend, envir
         jax.config.update("jax_compilation_cache_dir", before)
 
 
+SAVES = """
+import sys
+import jax.numpy as jnp
+from absl import logging
+from orbax.checkpoint import checkpoint_manager
+from experiments.run import process
+from learner.training.checkpoints import Checkpoints
+from learner.training.train_state import TrainState
+
+checkpoint_manager._WAIT_FOR_PREV_SAVE_WARNING_THRESHOLD_SECS = 0.0
+process.quieten(logging.WARNING)
+with Checkpoints(sys.argv[1]) as checkpoints:
+    for step in range(2):
+        checkpoints.save(step, TrainState(*map(jnp.ones, (1, 1, 9, 9))), {})
+logging.warning("this is of use")
+"""
+
+
+def test_orbax_says_nothing_of_saves(tmp_path):
+    (line,) = python("-c", SAVES, tmp_path).stderr.splitlines()
+    assert "this is of use" in line
+
+
 BUFFERS = """
 import numpy as np
 from experiments.run import process
