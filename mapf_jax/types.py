@@ -215,6 +215,7 @@ class State:
         it stays there from now on.
       time: unsigned [...], steps done.
       offset: int32[...], where the lake begins in a `terrain` of many lakes; None for its own.
+      blocked: bool[..., S * S], cells of the lake that are not free, where `terrain` has many.
     """
 
     terrain: Array | None
@@ -223,6 +224,7 @@ class State:
     costs: Array
     time: Array
     offset: Array | None = None
+    blocked: Array | None = None
 
 
 @jax.tree_util.register_dataclass

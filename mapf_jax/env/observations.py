@@ -12,7 +12,7 @@ import numpy as np
 from mapf_jax import dynamics
 from mapf_jax.env import spaces
 from mapf_jax.solver import search
-from mapf_jax.types import State
+from mapf_jax.types import Array, State
 
 #: The views by name.
 KINDS = ("positions", "egocentric", "planes")
@@ -38,12 +38,10 @@ def observe(kind: str, state: State, width: int, window: int) -> Any:
       width: S.
       window: side of the square, odd.
     """
-    terrain = jnp.asarray(state.terrain)
-    if state.offset is not None:
-        # Rows, not slices: XLA for TPUs copies slices of a batch one after the other.
-        lakes = terrain.reshape(-1, (width + 2) ** 2)
-        terrain = lakes.at[state.offset // lakes.shape[1]].get(mode="promise_in_bounds")
-    blocked = (terrain != dynamics.FREE).reshape(width + 2, width + 2)[1:-1, 1:-1]
+    blocked = state.blocked
+    if blocked is None:
+        blocked = blocked_cells(jnp.asarray(state.terrain), width)
+    blocked = jnp.reshape(blocked, (width, width))
     positions = dynamics.cell_positions(state.cells, width)
     goals = dynamics.cell_positions(state.goals, width)
     active = state.cells != dynamics.ABSENT
@@ -54,6 +52,13 @@ def observe(kind: str, state: State, width: int, window: int) -> Any:
         planes = [blocked[None], search.cell_mask(cells, width)]
         return jnp.moveaxis(jnp.concatenate(planes), 0, -1).astype(jnp.uint8)
     return _egocentric(blocked, positions, goals, active, window)
+
+
+def blocked_cells(terrain: Array, width: int) -> jax.Array:
+    """bool[..., S * S], which cells of lakes are not free, from their `State.terrain`."""
+    batch = terrain.shape[:-1]
+    inside = jnp.reshape(terrain, (*batch, width + 2, width + 2))[..., 1:-1, 1:-1]
+    return inside.reshape(*batch, width * width) != dynamics.FREE
 
 
 def space(kind: str, num_agents: int, width: int, window: int) -> spaces.Space:
