@@ -18,6 +18,8 @@ from learner.decoder.decode_tpu import block_tokens
 
 # Bundles after a branch that run whether it is taken or not.
 _DELAY = 4
+# What names the barrier between the two cores of a chip that share a grid.
+_MEGACORE = "BarrierMegacore"
 # Iterations that fill and drain the pipeline of a grid.
 _FILL = 2
 
@@ -29,17 +31,20 @@ class Schedule(NamedTuple):
         steps: of its grid; None where it depends on data.
         every: bundles that each step runs.
         parts: bundles of the parts of a step that stand under conditions (`pl.when`), in order.
+        cores: of the chip that share the grid, along its first parallel dimension; `steps` are
+            those of one.
     """
 
     steps: int | None
     every: int
     parts: tuple[int, ...]
+    cores: int = 1
 
     def cycles(self, steps: int | None = None, runs: Sequence[float] = ()) -> float:
-        """Cycles of a call.
+        """Cycles of a call, on one core.
 
         Args:
-            steps: of the grid; None where the schedule knows.
+            steps: of a core; None where the schedule knows.
             runs: how often each part runs; every part without it does so in each step.
         """
         steps = self.steps if steps is None else steps
@@ -64,6 +69,7 @@ def parse(text: str) -> Schedule:
     loops = [(start, end, why) for end, start, why in spans if start < end]
     if not loops:  # One step.
         return Schedule(1, bundle + 1, ())
+    cores = 2 if _MEGACORE in text else 1
     start, end, why = max(loops, key=lambda loop: loop[1] - loop[0])
     bound = re.search(rf"%{why} = scmp\.ge\.s32\.totalorder %\w+, (\d+)", text)
     whens = [x[:2] for x in spans if start <= x[0] < x[1] <= end]
@@ -75,7 +81,8 @@ def parse(text: str) -> Schedule:
         and not any(x != y and x[0] <= y[0] and y[1] <= x[1] for y in whens)
     ]
     parts = tuple(last - first for first, last in sorted(inner))
-    return Schedule(int(bound[1]) - _FILL if bound else None, end - start - sum(parts), parts)
+    steps = int(bound[1]) - _FILL if bound else None
+    return Schedule(steps, end - start - sum(parts), parts, cores)
 
 
 @functools.cache
@@ -173,19 +180,20 @@ def _decoding(operands: Sequence[tuple[int, ...]], schedule: Schedule, caches: C
     """`learner.decoder.decode_tpu.append_and_attend`, whose operands begin with its dynamic grid.
 
     Its parts begin a group's samples, read a block of a prompt and of a sample, append a token, and
-    end. Each half of the groups has as many steps as the fuller one.
+    end. Each half of the groups has as many steps as the fuller one; two cores have a half each.
     """
     lengths, queries, keys, own_keys = (operands[i] for i in (2, 5, 11, 13))
     groups, samples, _ = queries
     token_bytes = 2 * keys[1] * keys[2]  # bfloat16.
     own, shared = (block_tokens(x[3], token_bytes) for x in (own_keys, keys))
-    counts = caches.completions(groups * samples)
-    of_prompts = lengths[0] // groups * -(-caches.prompt // shared)
-    blocks = -(-counts // own)
+    blocks = -(-caches.completions(groups * samples) // own)
     halves = 1 + (groups % 2 == 0)
+    of_prompts = lengths[0] // groups * -(-caches.prompt // shared)
     of_half = np.maximum(blocks, 1).reshape(halves, -1).sum(axis=1) + groups // halves * of_prompts
-    steps = halves * int(of_half.max())
     filled, shared_blocks = int(blocks.sum()), groups * of_prompts
-    runs = (groups, shared_blocks, filled, groups * samples, groups)
+    cores = min(halves, schedule.cores)
+    steps, of_core = halves // cores * int(of_half.max()), groups // cores
+    most_filled = int(blocks.reshape(cores, -1).sum(axis=1).max())
+    runs = (of_core, of_core * of_prompts, most_filled, of_core * samples, of_core)
     nbytes = 2 * token_bytes * (shared_blocks * shared + filled * own)
     return Call(schedule.cycles(steps, runs), nbytes, attention=True)

@@ -175,6 +175,9 @@ def test_the_schedule_of_a_kernel():
     assert got.cycles == (196 + 2) * 97 + 4 * (28 * 502 + 7 * (33 + 49))
     assert got.attention
     assert schedule.parse("  0x1 : {}\n  0x2 : {}\n") == Schedule(1, 3, ())
+    # On a chip whose two cores share the grid they wait for each other at its beginning.
+    shared = schedule.parse(f"{text}\n  0x2b1 : {{}} /* scheckeq: BarrierMegacore cookie: 1 */\n")
+    assert shared == made._replace(cores=2)
 
 
 def test_decoding_costs_what_its_grid_visits():
@@ -202,6 +205,13 @@ def test_decoding_costs_what_its_grid_visits():
     # Both groups have as many steps as the fuller one.
     assert call(*[10] * 7, 4000) == (
         (steps + 2) * 682 + 4 * 198 + (7 + 8) * 108 + once,
+        (4 + 7 + 8) * blocks,
+        True,
+    )
+    # Two cores have a group each, and the one with more to read takes longer.
+    kernel = kernel._replace(cores=2)
+    assert call(*[10] * 7, 4000) == (
+        (steps // 2 + 2) * 682 + 2 * 198 + (3 + 8) * 108 + once // 2,
         (4 + 7 + 8) * blocks,
         True,
     )
