@@ -1,7 +1,8 @@
 """Cost of a compiled program on one device: bytes that it moves, and on a TPU its time.
 
-The compiler for TPUs estimates the cycles of nearly every instruction, and schedules kernels
-(`learner.plan.schedule`). What is left, mostly exchanges between chips, counts by its bytes.
+The compiler for TPUs estimates the cycles of nearly every instruction. Kernels, and what it gives
+no estimate for, gathers above all, count by their schedules (`learner.plan.schedule`). What is
+left, mostly exchanges between chips, counts by its bytes.
 Transfers that overlap other instructions take no time of their own, but a program is never faster
 than its bytes pass through memory.
 """
@@ -82,7 +83,9 @@ def cost(
         elif instruction.opcode in COLLECTIVES:
             seconds += times * sum(shape.nbytes for shape in instruction.shapes) / chip.link
         elif not instruction.opcode.endswith("-start"):
-            seconds += times * moved / chip.bandwidth
+            found = schedules.get(_signature(instruction)) if chip.clock else None
+            scheduled = found.cycles() if found and found.steps else 0.0
+            seconds += times * max(scheduled / (chip.clock or 1), moved / chip.bandwidth)
     if chip.clock is None:
         return Cost(nbytes, None, None, None)
     seconds = max(seconds + cycles / chip.clock, nbytes / chip.bandwidth)
@@ -100,12 +103,14 @@ def _signature(instruction: Instruction) -> tuple[Any, ...]:
 
 
 def _schedules(module: Module) -> dict[tuple[Any, ...], schedule.Schedule]:
-    """The schedules of the kernels of a program by their signatures."""
+    """The schedules of what has no estimate in a program, by signature."""
     return {
         _signature(instruction): found
         for computation in module.computations
         for instruction in computation.instructions
-        if _is_kernel(instruction) and (found := schedule.find(instruction.name))
+        if _is_kernel(instruction)
+        or (instruction.opcode in ("fusion", "reshape") and instruction.cycles is None)
+        if (found := schedule.find(instruction.name))
     }
 
 

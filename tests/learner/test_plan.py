@@ -152,6 +152,24 @@ def test_cost_counts_loops_slices_and_what_stays_on_the_chip(monkeypatch):
     assert cost(TEXT, CHIPS["h200"])[1:] == (None, None, None)
 
 
+def test_what_has_no_estimate_counts_by_its_schedule(monkeypatch):
+    """As gathers do: by their bytes they would be nearly free."""
+    chip, kernel = CHIPS["v5e"], Schedule(2, 100, (30,))
+    without = TEXT.replace(', backend_config={"window_config":{"estimated_cycles":"500"}}', "")
+    assert without != TEXT
+
+    def seconds(text, **schedules):
+        monkeypatch.setattr(schedule, "find", {"kernel": kernel, **schedules}.get)
+        return cost(text, chip).seconds
+
+    difference = seconds(without, one=Schedule(6, 1000, ())) - seconds(TEXT)
+    assert difference == pytest.approx(4 * (8 * 1000 - 500) / chip.clock)
+    # Without a schedule, or with one whose steps depend on data, by its bytes.
+    by_bytes = seconds(TEXT) + 4 * ((4 * 1024 + 4) / chip.bandwidth - 500 / chip.clock)
+    for schedules in ({}, {"one": Schedule(None, 1000, ())}):
+        assert seconds(without, **schedules) == pytest.approx(by_bytes)
+
+
 def test_kernels_alike_share_a_schedule(monkeypatch):
     """The compiler writes one for all that have operands of the same kind in the same memories."""
     chip = CHIPS["v5e"]
