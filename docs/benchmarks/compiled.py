@@ -76,9 +76,11 @@ def tables(options: argparse.Namespace) -> Iterator[Table]:
         f"The simulator on lakes of {SIZE} x {SIZE}",
         rows,
         "Nothing was run. Memory and bytes are of the compiled programs; needed are arguments and "
-        "results, once each. Compilers for TPUs predict times, those for GPUs do not; gathers "
-        "carry no prediction and count by their bytes, so that times are lower bounds. Each search "
-        f"is assumed to end after {_LEVELS} time steps, and to keep what it has reached in memory.",
+        "results, once each. Compilers for TPUs predict times, those for GPUs do not; gathers, "
+        "which they give no estimate for, count by their schedules: some nine cycles a row and six "
+        "an element on a v5e, most of an environment's step. Waits for memory are left out. Each "
+        f"search is assumed to end after {_LEVELS} time steps, and to keep what it has reached in "
+        "memory.",
     )
 
 
