@@ -8,7 +8,7 @@ than its bytes pass through memory.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from learner.devices.chips import Chip
@@ -68,7 +68,7 @@ def cost(
         moved = _moved(instruction)
         nbytes += times * moved
         if chip.clock and _is_kernel(instruction):
-            found = schedules.get(_signature(instruction))
+            found = _of(instruction, schedules)
             if found is None:
                 return Cost(nbytes, None, None, None)
             dims = [operand.shapes[0].dims for operand in instruction.operands]
@@ -83,8 +83,8 @@ def cost(
         elif instruction.opcode in COLLECTIVES:
             seconds += times * sum(shape.nbytes for shape in instruction.shapes) / chip.link
         elif not instruction.opcode.endswith("-start"):
-            found = schedules.get(_signature(instruction)) if chip.clock else None
-            scheduled = found.cycles() if found and found.steps else 0.0
+            found = _of(instruction, schedules)
+            scheduled = 0.0 if found is None or found.steps is None else found.cycles()
             seconds += times * max(scheduled / (chip.clock or 1), moved / chip.bandwidth)
     if chip.clock is None:
         return Cost(nbytes, None, None, None)
@@ -97,21 +97,27 @@ def _is_kernel(instruction: Instruction) -> bool:
 
 
 def _signature(instruction: Instruction) -> tuple[Any, ...]:
-    """What kernels have in common that are compiled once, under the name of one of them."""
+    """What instructions have in common that are compiled once, under the name of one of them."""
     operands = tuple(operand.shapes for operand in instruction.operands)
     return instruction.name.partition(".")[0], operands, instruction.shapes
 
 
-def _schedules(module: Module) -> dict[tuple[Any, ...], schedule.Schedule]:
-    """The schedules of what has no estimate in a program, by signature."""
-    return {
-        _signature(instruction): found
-        for computation in module.computations
-        for instruction in computation.instructions
-        if _is_kernel(instruction)
-        or (instruction.opcode in ("fusion", "reshape") and instruction.cycles is None)
-        if (found := schedule.find(instruction.name))
-    }
+def _schedules(module: Module) -> dict[Any, schedule.Schedule]:
+    """The schedules of what has no estimate in a program, by name and by signature."""
+    schedules: dict[Any, schedule.Schedule] = {}
+    for computation in module.computations:
+        for one in computation.instructions:
+            silent = one.opcode in ("fusion", "reshape") and one.cycles is None
+            if (_is_kernel(one) or silent) and (found := schedule.find(one.name)):
+                schedules[one.name] = schedules[_signature(one)] = found
+    return schedules
+
+
+def _of(
+    instruction: Instruction, schedules: Mapping[Any, schedule.Schedule]
+) -> schedule.Schedule | None:
+    """Its own schedule, or that of one alike: the compiler writes one for all that are the same."""
+    return schedules.get(instruction.name, schedules.get(_signature(instruction)))
 
 
 def _moved(instruction: Instruction) -> int:

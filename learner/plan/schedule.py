@@ -1,4 +1,4 @@
-"""Cycles of Pallas kernels on TPUs, from the schedules that the compiler writes.
+"""Cycles of kernels and fusions on TPUs, from the schedules that the compiler writes.
 
 A schedule is a list of VLIW bundles, and a bundle takes a cycle. Waits for memory come on top, so a
 kernel takes at least its cycles, and at least the time of its bytes.
@@ -20,12 +20,12 @@ from learner.decoder.decode_tpu import block_tokens
 _DELAY = 4
 # What names the barrier between the two cores of a chip that share a grid.
 _MEGACORE = "BarrierMegacore"
-# Iterations that fill and drain the pipeline of a grid.
+# Iterations that fill and drain the pipeline of a kernel's grid.
 _FILL = 2
 
 
 class Schedule(NamedTuple):
-    """The bundles of a kernel.
+    """The bundles of a kernel or fusion.
 
     Attributes:
         steps: of its grid; None where it depends on data.
@@ -33,12 +33,14 @@ class Schedule(NamedTuple):
         parts: bundles of the parts of a step that stand under conditions (`pl.when`), in order.
         cores: of the chip that share the grid, along its first parallel dimension; `steps` are
             those of one.
+        fill: iterations beside the steps that fill and drain the pipeline.
     """
 
     steps: int | None
     every: int
     parts: tuple[int, ...]
     cores: int = 1
+    fill: int = _FILL
 
     def cycles(self, steps: int | None = None, runs: Sequence[float] = ()) -> float:
         """Cycles of a call, on one core.
@@ -50,7 +52,7 @@ class Schedule(NamedTuple):
         steps = self.steps if steps is None else steps
         assert steps is not None, "the grid of this kernel depends on data"
         runs = [*runs, *[steps] * (len(self.parts) - len(runs))]
-        return (steps + _FILL) * self.every + float(np.dot(runs, self.parts))
+        return (steps + self.fill) * self.every + float(np.dot(runs, self.parts))
 
 
 def parse(text: str) -> Schedule:
@@ -68,7 +70,7 @@ def parse(text: str) -> Schedule:
     spans = [(after, starts[to], why) for after, to, why in branches if to in starts]
     loops = [(start, end, why) for end, start, why in spans if start < end]
     if not loops:  # One step.
-        return Schedule(1, bundle + 1, ())
+        return Schedule(1, bundle + 1, (), fill=0)
     cores = 2 if _MEGACORE in text else 1
     start, end, why = max(loops, key=lambda loop: loop[1] - loop[0])
     bound = re.search(rf"%{why} = scmp\.ge\.s32\.totalorder %\w+, (\d+)", text)
@@ -81,8 +83,10 @@ def parse(text: str) -> Schedule:
         and not any(x != y and x[0] <= y[0] and y[1] <= x[1] for y in whens)
     ]
     parts = tuple(last - first for first, last in sorted(inner))
-    steps = int(bound[1]) - _FILL if bound else None
-    return Schedule(steps, end - start - sum(parts), parts, cores)
+    iterations = int(bound[1]) if bound else None
+    fill = _FILL if iterations is None else min(_FILL, iterations - 1)
+    steps = None if iterations is None else iterations - fill
+    return Schedule(steps, end - start - sum(parts), parts, cores, fill)
 
 
 @functools.cache

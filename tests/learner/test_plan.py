@@ -164,6 +164,14 @@ def test_what_has_no_estimate_counts_by_its_schedule(monkeypatch):
 
     difference = seconds(without, one=Schedule(6, 1000, ())) - seconds(TEXT)
     assert difference == pytest.approx(4 * (8 * 1000 - 500) / chip.clock)
+    # Its own schedule comes before that of one alike, and a straight one counts once.
+    straight = Schedule(1, 900, (), fill=0)
+    both = without.replace("  %new = ", re.search(r"  %one = .*\n", without)[0] + "  %new = ")
+    both = both.replace("%one = ", "%one.2 = ", 1)
+    two = {"one": Schedule(6, 1000, ()), "one.2": straight}
+    assert seconds(both, **two) - seconds(without, one=two["one"]) == pytest.approx(
+        4 * 900 / chip.clock
+    )
     # Without a schedule, or with one whose steps depend on data, by its bytes.
     by_bytes = seconds(TEXT) + 4 * ((4 * 1024 + 4) / chip.bandwidth - 500 / chip.clock)
     for schedules in ({}, {"one": Schedule(None, 1000, ())}):
@@ -192,7 +200,9 @@ def test_the_schedule_of_a_kernel():
     # In 28 of 49 tiles there is something to compute; a row of tiles begins and ends once.
     assert got.cycles == (196 + 2) * 97 + 4 * (28 * 502 + 7 * (33 + 49))
     assert got.attention
-    assert schedule.parse("  0x1 : {}\n  0x2 : {}\n") == Schedule(1, 3, ())
+    straight = schedule.parse("  0x1 : {}\n  0x2 : {}\n")
+    assert straight == Schedule(1, 3, (), fill=0)
+    assert straight.cycles() == 3
     # On a chip whose two cores share the grid they wait for each other at its beginning.
     shared = schedule.parse(f"{text}\n  0x2b1 : {{}} /* scheckeq: BarrierMegacore cookie: 1 */\n")
     assert shared == made._replace(cores=2)
