@@ -131,7 +131,7 @@ class RunCheckpoints(Checkpoints):
             "task": position.task,
             "prompt_scores": position.prompt_scores.to_dict() if position.prompt_scores else None,
         }
-        process.return_freed_memory()  # Otherwise the copy that is saved comes on top of it.
+        process.return_freed_memory()  # Otherwise what a save takes comes on top of it.
         self.save(position.total, position.state, metadata, keep)
 
     @contextlib.contextmanager

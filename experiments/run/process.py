@@ -42,10 +42,10 @@ def return_freed_memory() -> None:
 def quieten(level: int = absl_logging.ERROR) -> None:
     """Hides library messages that are useless, or are raised as errors anyway.
 
-    These are messages about missing accelerators, about checkpoints without a score and about
-    saves that were waited for on purpose, Orbax's messages below a level (it reports every step of
-    every save; its warnings say that it only reads), and the tracebacks of its threads, whose
-    errors the main thread raises.
+    These are messages about missing accelerators and about checkpoints without a score, on CPUs
+    also about saves that are waited for on purpose, Orbax's messages below a level (it reports
+    every step of every save; its warnings say that it only reads), and the tracebacks of its
+    threads, whose errors the main thread raises.
     """
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     absl_logging.set_verbosity(level)
@@ -54,8 +54,9 @@ def quieten(level: int = absl_logging.ERROR) -> None:
 
 
 def _of_use(record: logging.LogRecord) -> bool:
-    useless = ("`tracked_metric`", "Waiting for previous save")
-    return not record.exc_info and not any(text in record.msg for text in useless)
+    text = str(record.msg)
+    waits = "Waiting for previous save" in text and jax.default_backend() == "cpu"
+    return not (record.exc_info or waits or "`tracked_metric`" in text)
 
 
 def _unless_of_a_failed_save(unraisable: Any) -> None:

@@ -34,7 +34,7 @@ _KEPT = "kept"
 _REMOVED = "removed"
 # Bytes of a file. TensorStore holds one in memory before it writes it, 2 GB by default.
 _FILE = 2**28
-# States up to this many bytes are copied on CPUs, larger ones written at once; see `save`.
+# States of up to this many bytes on each device are copied on CPUs, others written at once.
 _COPIED = 2**28
 # How TensorStore's errors, which are no `OSError`s, name the one that caused them.
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
@@ -112,8 +112,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Copies the state to the host, and writes it in the background as checkpoint `step`.
 
         The next save, `steps`, `restore` and `close` wait for it. A process that is killed
-        meanwhile leaves the previous checkpoint as the latest. On CPUs a large state is not copied,
-        and this waits: the cores would be busy in any case, and memory would not hold it twice.
+        meanwhile leaves the previous checkpoint as the latest. On CPUs a large state is not copied:
+        this writes it before it returns, so that memory need not hold it twice. The cores would
+        be busy in any case.
 
         Args:
           step: its name, larger than those of all others.
