@@ -215,7 +215,7 @@ class State:
         it stays there from now on.
       time: unsigned [...], steps done.
       offset: int32[...], where the lake begins in a `terrain` of many lakes; None for its own.
-      blocked: bool[..., S * S], cells of the lake that are not free, where `terrain` has many.
+      blocked: bool[..., S * S], cells of the lake that are not free; given if `offset` is.
     """
 
     terrain: Array | None

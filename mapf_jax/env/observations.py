@@ -113,7 +113,7 @@ def _egocentric(
         columns = steps[:, :, 1, None, None] == offsets[None, None, None, :]
         return jnp.any(rows & columns & shown[:, :, None, None], axis=1)
 
-    # Gathered cell by cell, for the same reason as in `observe`.
+    # Gathered cell by cell: XLA for TPUs copies slices of a batch one after the other.
     rows, columns = jnp.clip(positions, 0, width - 1).T[:, :, None] + jnp.arange(window)
     surroundings = padded.at[rows[:, :, None], columns[:, None]].get(mode="promise_in_bounds")
 
