@@ -50,8 +50,8 @@ def pytest_configure(config):
     passes of LLVM are left out (three rounds: 101 s of processor time where all is compiled and
     34 s where nothing is, against 55 s and 53 s without optimisation).
 
-    Files go to the workers of xdist in the order of their names, but for those below, as those of
-    whole runs come early in it. By default the ones with few tests, and those are they, come last.
+    Files go to the workers of xdist by name, after the long ones (see below): those of whole runs
+    come early in that order. By default files with few tests, and those are they, come last.
     """
     config.option.loadscopereorder = False
     if config.option.markexpr == "aot":
@@ -66,6 +66,7 @@ def pytest_configure(config):
         os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 
 
+@pytest.hookimpl(trylast=True)  # After `-m` has left tests out.
 def pytest_collection_modifyitems(items):
     """Files with a test that may take longer than others come first: none runs alone at the end."""
     long = set()
