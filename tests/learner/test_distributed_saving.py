@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from learner.devices import sharding
+from learner.training import checkpoints as checkpoints_module
 from learner.training.checkpoints import Checkpoints
 from learner.training.train_state import TrainState
 
@@ -25,6 +26,7 @@ def state(value):
         opt_state={},
     )
 
+checkpoints_module._COPIED = BYTES
 try:
     with Checkpoints(folder, keep=None) as checkpoints:
         checkpoints.save(1, state(1), {"name": "good"})
@@ -46,9 +48,10 @@ except Exception as error:
 
 
 @pytest.mark.slow
-def test_a_full_disk_of_one_process_stops_both(tmp_path):
+@pytest.mark.parametrize("copied", [2**28, 0], ids=["copied", "written at once"])
+def test_a_full_disk_of_one_process_stops_both(tmp_path, copied):
     folder = tmp_path / "checkpoints"
-    codes, texts = two_processes(LINES, folder)
+    codes, texts = two_processes(LINES.replace("BYTES", str(copied)), folder)
     for text in texts:
         assert "restored {'name': 'good'} 1 [[[1.0, 1.0], [1.0, 1.0]]]" in text
     assert codes[1] == 1, texts[1][-3000:]
