@@ -21,7 +21,7 @@ SMALLER = {
     "train": """--config.validation.num_instances=24 --config.environment.num_instances=48
         --config.training.prompts_per_step=12 --config.training.group_size=4""",
     "export": "",
-    "probe": "--num_instances=6",
+    "probe": "--problems=6 --samples=4",
 }
 #: With a pretrained model, of which one round says enough, and no checkpoint is needed.
 PRETRAINED = """--config.validation.num_instances=12 --config.environment.num_instances=24
