@@ -83,9 +83,11 @@ def cost(
         elif instruction.opcode in COLLECTIVES:
             seconds += times * sum(shape.nbytes for shape in instruction.shapes) / chip.link
         elif not instruction.opcode.endswith("-start"):
+            took = moved / chip.bandwidth
             found = _of(instruction, schedules)
-            scheduled = 0.0 if found is None or found.steps is None else found.cycles()
-            seconds += times * max(scheduled / (chip.clock or 1), moved / chip.bandwidth)
+            if chip.clock and found is not None and found.steps is not None:
+                took = max(took, found.cycles() / chip.clock)
+            seconds += times * took
     if chip.clock is None:
         return Cost(nbytes, None, None, None)
     seconds = max(seconds + cycles / chip.clock, nbytes / chip.bandwidth)
