@@ -201,7 +201,7 @@ CHECKS = tuple(field.name for field in dataclasses.fields(Verdict))[:8]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The state of an episode of the simulator; it holds no PRNG key and nothing twice.
+    """The state of an episode of the simulator; it holds no PRNG key.
 
     Cells are numbers as in `dynamics` (`positions(state)` of the environment gives rows and
     columns), in the smallest unsigned type that holds them: uint8 for lakes up to 14 x 14, uint16

@@ -101,23 +101,6 @@ def test_pool(env):
     assert (np.asarray(after.count) > 2).all()
 
 
-def test_pools_of_their_own(env):
-    """Stacked along a leading axis; what each environment sees is as if it were alone."""
-    wrapper = PoolAutoReset(env)
-    pools = [wrapper.pool(pool_of(5, seed=seed)) for seed in range(3)]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pools)
-    keys = jax.random.split(jax.random.key(1), 3)
-    state, _ = jax.vmap(wrapper.reset)(keys, stacked)
-    step = jax.jit(jax.vmap(wrapper.step))
-    alone = [wrapper.reset(*one)[0] for one in zip(keys, pools, strict=True)]
-    for number in range(10):
-        actions = actions_of(number)[:3]
-        state, shown = step(state, actions, stacked)
-        for index, pool in enumerate(pools):
-            alone[index], expected = wrapper.step(alone[index], actions[index], pool)
-            assert_same(jax.tree.map(lambda x, i=index: x[i], shown), expected)
-
-
 def test_the_pool_is_drawn_uniformly_and_streams_differ():
     env = make("MapfFrozenLake-v0", num_agents=AGENTS, size=SIZE, max_steps=1)
     wrapper = PoolAutoReset(env)
