@@ -77,10 +77,9 @@ def tables(options: argparse.Namespace) -> Iterator[Table]:
         rows,
         "Nothing was run. Memory and bytes are of the compiled programs; needed are arguments and "
         "results, once each. Compilers for TPUs predict times, those for GPUs do not; gathers, "
-        "which they give no estimate for, count by their schedules: some nine cycles a row and six "
-        "an element on a v5e, most of an environment's step. Waits for memory are left out. Each "
-        f"search is assumed to end after {_LEVELS} time steps, and to keep what it has reached in "
-        "memory.",
+        "which they give no estimate for, count by their schedules. Waits for memory are left out. "
+        f"Each search is assumed to end after {_LEVELS} time steps, and to keep what it has "
+        "reached in memory.",
     )
 
 
