@@ -9,6 +9,7 @@ any time with nothing but the cache. Samples have lengths of their own, and what
 does not depend on what the other slots hold.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -21,6 +22,10 @@ from learner.decoder.cached_attention import cached_attention, choose_decoding
 from learner.decoder.config import DecoderConfig
 from learner.decoder.model import Block, Params, RMSNorm, embed, merged
 from learner.decoder.rotary import rope_angles
+
+# Weights of the largest matrix of a block from which products gain by `transposed` ones.
+_LARGE = 1 << 18
+_TRANSPOSED = {"kernel": "transposed", "unembedding": "head"}
 
 
 class Cache(NamedTuple):
@@ -46,13 +51,17 @@ class Cache(NamedTuple):
         return self.keys[0].shape[-1]
 
 
-def decoding_params(params: Params, config: DecoderConfig) -> Params:
+def decoding_params(params: Params, config: DecoderConfig, transpose: bool = False) -> Params:
     """The parameters for decoding: a tuple of layers, matrices in `config.dtype`, adapters added.
 
     Scales of norms are float32, as they are applied.
 
     Always a copy, even if nothing is cast: slicing stacked weights in every step would copy them in
     every step.
+
+    Args:
+        params: stacked, as everywhere.
+        transpose: whether matrices are `transposed`.
     """
 
     def cast_leaf(path: tuple[Any, ...], x: Array) -> Array:
@@ -62,7 +71,26 @@ def decoding_params(params: Params, config: DecoderConfig) -> Params:
         merged(jax.tree.map(lambda x, i=i: x[i], params["layers"]))
         for i in range(config.num_hidden_layers)
     )
-    return jax.tree_util.tree_map_with_path(cast_leaf, {**params, "layers": layers})
+    whole = jax.tree_util.tree_map_with_path(cast_leaf, {**params, "layers": layers})
+    return transposed(whole, jnp.transpose) if transpose else whole
+
+
+def transposes(config: DecoderConfig, platform: str) -> bool:
+    """Whether decoding on a platform gains by `transposed` matrices: larger ones on CPUs."""
+    return platform == "cpu" and config.hidden_size * config.intermediate_size >= _LARGE
+
+
+def transposed(params: Params, turn: Callable[[Any], Any]) -> Params:
+    """Parameters, or their shardings, with `turn` of the matrices, named as `model` reads them."""
+    found: Params = {}
+    for name, x in params.items():
+        if name in _TRANSPOSED:
+            found[_TRANSPOSED[name]] = turn(x)
+        elif isinstance(x, tuple):
+            found[name] = tuple(transposed(layer, turn) for layer in x)
+        else:
+            found[name] = transposed(x, turn) if isinstance(x, dict) else x
+    return found
 
 
 def empty_cache(config: DecoderConfig, slots: tuple[int, int], capacity: int) -> Cache:

@@ -562,10 +562,11 @@ def _programs(config: DecoderConfig, mesh: Mesh) -> tuple[Any, Any, Any, Any]:
     def prefill(params: Params, *args: Any) -> Cache:
         return decoding.prefill(params, config, *args)
 
+    transpose = decoding.transposes(config, mesh.devices.flat[0].platform)
     return (
         jax.jit(
-            functools.partial(decoding.decoding_params, config=config),
-            out_shardings=_whole_weights(config, mesh),
+            functools.partial(decoding.decoding_params, config=config, transpose=transpose),
+            out_shardings=_whole_weights(config, mesh, transpose),
         ),
         jax.jit(
             functools.partial(decoding.empty_cache, config),
@@ -599,7 +600,7 @@ def _slotted(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P(sharding.BATCH_AXES, None, "tensor"))
 
 
-def _whole_weights(config: DecoderConfig, mesh: Mesh) -> Params:
+def _whole_weights(config: DecoderConfig, mesh: Mesh, transpose: bool) -> Params:
     """Shardings of the decoding parameters: whole on every `fsdp` device, split over `tensor`.
 
     Decoding reads all weights at every step; gathering them once is far cheaper than at each.
@@ -607,4 +608,7 @@ def _whole_weights(config: DecoderConfig, mesh: Mesh) -> Params:
     rules = [(name, None if axis == "fsdp" else axis) for name, axis in sharding.RULES]
     whole = nn.logical_to_mesh_sharding(logical_axes(config), mesh, rules)
     layer = jax.tree.map(lambda x: NamedSharding(mesh, P(*x.spec[1:])), whole["layers"])
-    return {**whole, "layers": (layer,) * config.num_hidden_layers}
+    whole["layers"] = (layer,) * config.num_hidden_layers
+    if not transpose:
+        return whole
+    return decoding.transposed(whole, lambda x: NamedSharding(mesh, P(*reversed(x.spec))))

@@ -1,6 +1,7 @@
 """The sampler against torch's generation, the full forward pass, and itself run otherwise."""
 
 import dataclasses
+import math
 
 import chex
 import forward_pass
@@ -150,6 +151,36 @@ def test_eight_devices_give_the_tokens_of_one(axes, temperature):
     eight = run(placed, PROMPTS, keys(5), num_samples=2)
     np.testing.assert_array_equal(one.tokens, eight.tokens)
     np.testing.assert_allclose(one.logprobs, eight.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 200])
+def test_a_product_with_a_transposed_matrix(rows):
+    x, matrix = RNG.normal(size=(rows, 7)), RNG.normal(size=(11, 7))
+    got = jax.jit(model.transposed_matmul)(np.float32(x), np.float32(matrix))
+    np.testing.assert_allclose(got, x @ matrix.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("axes", [{}, {"fsdp": 2, "tensor": 2}])
+def test_transposed_matrices_give_the_same_completions(monkeypatch, tied, axes):
+    """As CPUs decode with larger models."""
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
+    mesh = sharding.make_mesh(**axes, devices=jax.devices()[: math.prod(axes.values())])
+    params = jax.device_put(
+        model.init_params(jax.random.key(0), config), model.param_shardings(config, mesh)
+    )
+    results = []
+    for large in (1 << 30, 0):
+        monkeypatch.setattr(decoding, "_LARGE", large)
+        sampler_module._programs.cache_clear()
+        own = Sampler(config, mesh, SamplingParams(max_new_tokens=12), PAD)
+        names = set(own.prepare.eval_shape(params)["layers"][0]["mlp"]["up_proj"])
+        assert names == {"kernel" if large else "transposed"}
+        results.append(own(params, PROMPTS, keys(5), 2))
+    sampler_module._programs.cache_clear()
+    plain, transposed = results
+    np.testing.assert_array_equal(transposed.tokens, plain.tokens)
+    np.testing.assert_allclose(transposed.logprobs, plain.logprobs, atol=1e-5)
 
 
 @pytest.mark.parametrize(
