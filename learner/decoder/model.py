@@ -32,8 +32,8 @@ from learner.decoder.config import DecoderConfig
 from learner.decoder.rotary import normalize, rope_angles, rotate, whole_heads
 from learner.devices import sharding
 
-# Rows up to which `transposed_matmul` is faster on CPUs than other products.
-_FEW_ROWS = 96
+#: Weights from which products on CPUs gain by `transposed_matmul`, for up to so many rows.
+LARGE, _FEW_ROWS = 1 << 18, 96
 
 Params = dict[str, Any]
 Attend = Callable[[Array, Array, Array], Array]
@@ -312,6 +312,26 @@ def embed_split(embedding: Array, tokens: Array, config: DecoderConfig) -> Array
     return nn.with_logical_constraint(x, ("batch", "length", "activation"))
 
 
+def transposed_matmul(x: Array, matrix: Array, dtype: Any = None) -> Array:
+    """x [n, in] times the transpose of a matrix [out, in]: [n, out], in `dtype` if given.
+
+    XLA's CPU backend multiplies few rows by a large matrix up to twice as fast if the matrix is the
+    left factor; the barriers keep it from exchanging the factors again.
+    """
+    multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
+    barrier = jax.lax.optimization_barrier
+
+    def plain(x: Array, matrix: Array) -> Array:
+        return multiply(x, matrix.T)
+
+    def turned(x: Array, matrix: Array) -> Array:
+        return barrier(multiply(matrix, barrier(x.T))).T
+
+    if not 1 < len(x) <= _FEW_ROWS or matrix.size < LARGE:
+        return plain(x, matrix)
+    return jax.lax.platform_dependent(x, matrix, cpu=turned, default=plain)
+
+
 def merged(layers: Params) -> Params:
     """Parameters of one block, or of stacked blocks, with each adapter added to its matrix."""
     if "a" in layers:
@@ -320,28 +340,6 @@ def merged(layers: Params) -> Params:
         others = {name: x for name, x in layers.items() if name not in ("a", "b")}
         return others | {"kernel": total.astype(kernel.dtype)}
     return {k: merged(v) if isinstance(v, dict) else v for k, v in layers.items()}
-
-
-# Products --------------------------------------------------------------------
-
-
-def transposed_matmul(x: Array, matrix: Array, dtype: Any = None) -> Array:
-    """x [n, in] times the transpose of a matrix [out, in]: [n, out], in `dtype` if given.
-
-    XLA's CPU backend multiplies few rows up to twice as fast if the matrix is the left factor; the
-    barriers keep it from exchanging the factors again.
-    """
-    multiply = functools.partial(jnp.matmul, preferred_element_type=dtype)
-    barrier = jax.lax.optimization_barrier
-
-    def turned(x: Array, matrix: Array) -> Array:
-        return barrier(multiply(matrix, barrier(x.T))).T
-
-    def plain(x: Array, matrix: Array) -> Array:
-        return multiply(x, matrix.T)
-
-    few = 1 < len(x) <= _FEW_ROWS
-    return jax.lax.platform_dependent(x, matrix, cpu=turned if few else plain, default=plain)
 
 
 # Whole sequences -------------------------------------------------------------

@@ -17,14 +17,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from learner.decoder import model
 from learner.decoder.attention import choose, self_attention, stored
 from learner.decoder.cached_attention import cached_attention, choose_decoding
 from learner.decoder.config import DecoderConfig
 from learner.decoder.model import Block, Params, RMSNorm, embed, merged
 from learner.decoder.rotary import rope_angles
 
-# Weights of the largest matrix of a block from which products gain by `transposed` ones.
-_LARGE = 1 << 18
 _TRANSPOSED = {"kernel": "transposed", "unembedding": "head"}
 
 
@@ -76,8 +75,8 @@ def decoding_params(params: Params, config: DecoderConfig, transpose: bool = Fal
 
 
 def transposes(config: DecoderConfig, platform: str) -> bool:
-    """Whether decoding on a platform gains by `transposed` matrices: larger ones on CPUs."""
-    return platform == "cpu" and config.hidden_size * config.intermediate_size >= _LARGE
+    """Whether decoding on a platform gains by `transposed` matrices: larger models on CPUs."""
+    return platform == "cpu" and config.hidden_size * config.intermediate_size >= model.LARGE
 
 
 def transposed(params: Params, turn: Callable[[Any], Any]) -> Params:

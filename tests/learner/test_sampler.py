@@ -153,32 +153,50 @@ def test_eight_devices_give_the_tokens_of_one(axes, temperature):
     np.testing.assert_allclose(one.logprobs, eight.logprobs, atol=1e-5)
 
 
+@pytest.fixture
+def large(monkeypatch):
+    """Sets from how many weights on matrices are transposed; nothing traced before counts."""
+
+    def change(weights):
+        monkeypatch.setattr(model, "LARGE", weights)
+        sampler_module._programs.cache_clear()
+        sampler_module._segment.cache_clear()
+
+    yield change
+    change(1 << 18)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 200])
-def test_a_product_with_a_transposed_matrix(rows):
+@pytest.mark.parametrize("weights", [0, 1 << 18])
+def test_a_product_with_a_transposed_matrix(large, rows, weights):
+    large(weights)
     x, matrix = RNG.normal(size=(rows, 7)), RNG.normal(size=(11, 7))
-    got = jax.jit(model.transposed_matmul)(np.float32(x), np.float32(matrix))
-    np.testing.assert_allclose(got, x @ matrix.T, atol=1e-5)
+    product = jax.jit(lambda *args: model.transposed_matmul(*args))  # Traced anew.
+    x, matrix = np.float32(x), np.float32(matrix)
+    np.testing.assert_allclose(product(x, matrix), x @ matrix.T, atol=1e-5)
+    turned = "optimization_barrier" in product.lower(x, matrix).as_text()
+    assert turned == (rows == 5 and weights == 0)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("axes", [{}, {"fsdp": 2, "tensor": 2}])
-def test_transposed_matrices_give_the_same_completions(monkeypatch, tied, axes):
+def test_transposed_matrices_give_the_same_completions(large, tied, axes):
     """As CPUs decode with larger models."""
     config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
     mesh = sharding.make_mesh(**axes, devices=jax.devices()[: math.prod(axes.values())])
     params = jax.device_put(
         model.init_params(jax.random.key(0), config), model.param_shardings(config, mesh)
     )
-    results = []
-    for large in (1 << 30, 0):
-        monkeypatch.setattr(decoding, "_LARGE", large)
-        sampler_module._programs.cache_clear()
+    shapes, results = [], []
+    for least in (1 << 18, 0):
+        large(least)
         own = Sampler(config, mesh, SamplingParams(max_new_tokens=12), PAD)
-        names = set(own.prepare.eval_shape(params)["layers"][0]["mlp"]["up_proj"])
-        assert names == {"kernel" if large else "transposed"}
+        ((name, matrix),) = own.prepare(params)["layers"][0]["mlp"]["up_proj"].items()
+        assert name == ("kernel" if least else "transposed")
+        shapes.append(matrix.sharding.shard_shape(matrix.shape))
         results.append(own(params, PROMPTS, keys(5), 2))
-    sampler_module._programs.cache_clear()
     plain, transposed = results
+    assert shapes[0] == shapes[1][::-1] == (32, 48 // axes.get("tensor", 1))
     np.testing.assert_array_equal(transposed.tokens, plain.tokens)
     np.testing.assert_allclose(transposed.logprobs, plain.logprobs, atol=1e-5)
 
