@@ -43,6 +43,8 @@ HEARTBEAT_SECONDS = 40
 # How long JAX waits at exit for the other processes to exit.
 _SHUTDOWN_SECONDS = 30
 _SECONDS_TO_NOTICE = 5
+# A signal that comes just before the main thread blocks, or to another thread, does not wake it.
+_SECONDS_TO_HEED = 0.5
 # Words in the errors of failed exchanges: gloo, NCCL, the coordination service.
 _LOST = ("gloo", "connection closed by peer", "connection reset", "nccl", "coordination service",
          "unavailable:", "heartbeat", "barrier")  # fmt: skip
@@ -114,7 +116,8 @@ def _heeding_signals(function: Callable[..., None], *args: Any, **options: Any) 
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join()
+    while thread.is_alive():
+        thread.join(_SECONDS_TO_HEED)
     if errors:
         raise errors[0]
 

@@ -1,5 +1,9 @@
 """What one process sees of it; `tests/experiments/test_processes.py` has several."""
 
+import signal
+import threading
+import time
+
 import jax
 import pytest
 
@@ -18,6 +22,23 @@ from learner.devices import distributed
 def test_start_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         distributed.start(*arguments)
+
+
+def test_a_signal_is_heeded_though_it_does_not_wake_the_main_thread(monkeypatch):
+    """The operating system gives it to the thread that waits for the other processes."""
+    heeded = threading.Event()
+
+    def initialize(*_, **__):
+        time.sleep(0.5)  # The main thread waits by now.
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        assert heeded.wait(10)
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    before = signal.signal(signal.SIGUSR1, lambda *_: heeded.set())
+    try:
+        distributed.start("host:1", 2, 1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_one_process_alone_is_not_started():
