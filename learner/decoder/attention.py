@@ -28,8 +28,9 @@ from learner.decoder.config import DecoderConfig
 #: Finite, so that a query without any valid key (padding) gives finite, unused numbers.
 MASKED = float(jnp.finfo(jnp.float32).min)
 
-# Queries whose scores exist at once in the reference: bounds its memory for long sequences.
-_QUERY_BLOCK = 512
+# Queries whose scores are computed together in the reference, and the most bands of such blocks.
+# More bands compute fewer masked pairs of tokens; small blocks stay in a processor's cache.
+_QUERY_BLOCK, _BANDS = 64, 8
 
 #: Lanes of a TPU's vector unit: kernels work on tiles of a multiple of this many tokens.
 LANES = 128
@@ -283,36 +284,39 @@ def _shared_attention(
 
 
 def _reference(q: Array, k: Array, v: Array, layout: Array | Segments | None = None) -> Array:
-    """`_attend` for every platform and dtype, in blocks of queries if there are many.
+    """`_attend` for every platform and dtype, in bands of queries that see keys up to their ends.
 
-    The backward pass recomputes a block's probabilities, so memory grows with Q, not Q times T.
+    Bands of one block keep their probabilities for the backward pass. That of longer ones
+    recomputes them block by block, so memory grows with Q, not Q times T.
     """
     B, Q, H, h = q.shape
-    slots = jnp.arange(k.shape[1])
+    ahead = k.shape[1] - Q
+    blocks = -(-Q // (_QUERY_BLOCK * _BANDS))
 
-    def visible(queries: Array) -> Array:  # i32[n], numbers of queries -> bool[B or 1, n, T]
-        before = (slots <= queries[:, None] + (len(slots) - Q))[None]
-        if layout is None:
-            return before
-        return before & (
-            layout.visible(queries) if isinstance(layout, Segments) else layout[:, None]
-        )
+    def band(begin: int, end: int) -> Array:
+        own, numbers = q[:, begin:end], jnp.arange(begin, end)
+        keys, values, there = jax.tree.map(lambda x: x[:, : ahead + end], (k, v, layout))
 
-    if Q <= _QUERY_BLOCK:
-        return _matrix_attention(q, k, v, visible(jnp.arange(Q)))
-    count = -(-Q // _QUERY_BLOCK)
-    padding = count * _QUERY_BLOCK - Q
-    blocks = jnp.pad(q, ((0, 0), (0, padding), (0, 0), (0, 0)))
-    blocks = jnp.moveaxis(blocks.reshape(B, count, _QUERY_BLOCK, H, h), 1, 0)
-    # Queries of padding take the last slot: any slot that exists does.
-    numbers = jnp.minimum(jnp.arange(count * _QUERY_BLOCK), Q - 1).reshape(count, _QUERY_BLOCK)
+        def attend(own: Array, numbers: Array) -> Array:
+            visible = (jnp.arange(ahead + end) <= numbers[:, None] + ahead)[None]
+            if there is not None:
+                visible &= there.visible(numbers) if isinstance(there, Segments) else there[:, None]
+            return _matrix_attention(own, keys, values, visible)
 
-    @jax.checkpoint
-    def one(block: Array, queries: Array) -> Array:
-        return _matrix_attention(block, k, v, visible(queries))
+        if blocks == 1:
+            return attend(own, numbers)
+        count = -(-(end - begin) // _QUERY_BLOCK)
+        padding = count * _QUERY_BLOCK - (end - begin)
+        own = jnp.pad(own, ((0, 0), (0, padding), (0, 0), (0, 0)))
+        # Queries of padding take the last slot: any slot that exists does.
+        numbers = jnp.pad(numbers, (0, padding), mode="edge").reshape(count, _QUERY_BLOCK)
+        own = jnp.moveaxis(own.reshape(B, count, _QUERY_BLOCK, H, h), 1, 0)
+        out = jax.lax.map(lambda block: jax.checkpoint(attend)(*block), (own, numbers))
+        return jnp.moveaxis(out, 0, 1).reshape(B, -1, H, h)[:, : end - begin]
 
-    out = jax.lax.map(lambda args: one(*args), (blocks, numbers))
-    return jnp.moveaxis(out, 0, 1).reshape(B, -1, H, h)[:, :Q]
+    size = blocks * _QUERY_BLOCK
+    bands = [band(begin, min(begin + size, Q)) for begin in range(0, Q, size)]
+    return jnp.concatenate(bands, axis=1)
 
 
 def _matrix_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:

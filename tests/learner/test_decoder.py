@@ -389,8 +389,9 @@ def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
             return jnp.where(valid[..., None, None], out, 0)
 
         wanted = jax.jit(functools.partial(output_and_gradient, want))(*qkv)
-        for block in (512, 2):
+        for block, bands in ((512, 8), (2, 8), (2, 2)):  # One band; four; two of two blocks.
             monkeypatch.setattr(attention, "_QUERY_BLOCK", block)
+            monkeypatch.setattr(attention, "_BANDS", bands)
             results = jax.jit(functools.partial(output_and_gradient, got))(*qkv)
             for a, b in zip(results, wanted, strict=True):
                 np.testing.assert_allclose(a, b, atol=2e-5)
