@@ -24,6 +24,7 @@ def token_logprobs(
     chunk: int = 1024,
     vocab_size: int | None = None,
     entropy_gradient: bool = True,
+    used: Array | int | None = None,
 ) -> tuple[Array, Array]:
     """Log-probability of each target token, and the entropy of its distribution.
 
@@ -48,6 +49,8 @@ def token_logprobs(
             may know fewer ids than the model has).
         entropy_gradient: False if the entropies are only reported: no gradient then flows through
             them, and the backward pass has less to do.
+        used: if given, only the first so many tokens along the last axis are needed, i32[]. Chunks
+            of others are not computed: their results are 0.
 
     Returns:
         Log-probabilities f32[..., T] and entropies f32[..., T], both in nats.
@@ -75,8 +78,15 @@ def token_logprobs(
     def unchunk(x: Array) -> Array:
         return jnp.moveaxis(x, 0, axis).reshape(*lead, count * size)[..., :T]
 
+    needed = jnp.arange(count) * size < (T if used is None else used)
     logp, entropy = _chunked(
-        chunks(hidden), unembedding, chunks(targets), temperature, vocab_size, entropy_gradient
+        chunks(hidden),
+        unembedding,
+        needed,
+        chunks(targets),
+        temperature,
+        vocab_size,
+        entropy_gradient,
     )
     return unchunk(logp), unchunk(entropy)
 
@@ -105,14 +115,19 @@ _MATRIX = P("fsdp", "tensor")
 
 
 def _on_devices(
-    local: Callable[..., Any], out_specs: Any, hidden: Array, unembedding: Array, *columns: Array
+    local: Callable[..., Any],
+    out_specs: Any,
+    hidden: Array,
+    unembedding: Array,
+    needed: Array,
+    *columns: Array,
 ) -> Any:
     """Run `local` on each device's sequences and part of the matrix; on all if nothing is split."""
     if columns[0].ndim < 3 or jax.sharding.get_abstract_mesh().empty:
-        return local(hidden, unembedding, *columns)
-    in_specs = (_BATCH, _MATRIX, *[_BATCH] * len(columns))
+        return local(hidden, unembedding, needed, *columns)
+    in_specs = (_BATCH, _MATRIX, P(), *[_BATCH] * len(columns))
     run = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return run(hidden, unembedding, *columns)
+    return run(hidden, unembedding, needed, *columns)
 
 
 def _is_split(axis: str) -> bool:
@@ -195,19 +210,21 @@ def _logits(
 def _forward(
     hidden: Array,
     unembedding: Array,
+    needed: Array,
     targets: Array,
     temperature: float,
     vocab_size: int | None,
     entropy_gradient: bool,
 ) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    """hidden [count, ..., size, D], targets i32[count, ..., size] -> two f32[count, ..., size]."""
+    """hidden [count, ..., size, D], needed bool[count], targets i32[count, ..., size] -> two
+    f32[count, ..., size]."""
 
-    def local(hidden: Array, part: Array, targets: Array) -> tuple[Array, ...]:
+    def local(hidden: Array, part: Array, needed: Array, targets: Array) -> tuple[Array, ...]:
         columns = _Columns.of(part, hidden.dtype)
         first = columns.first
 
-        def one(args: tuple[Array, Array]) -> tuple[Array, ...]:
-            h, target = columns.gathered(args)
+        def one(h: Array, target: Array) -> tuple[Array, ...]:
+            h, target = columns.gathered((h, target))
             logits = _logits(h, columns.matrix, temperature, vocab_size, first)
             highest = jnp.max(logits, axis=-1, keepdims=True)
             if columns.axes:
@@ -227,10 +244,16 @@ def _forward(
             results = (chosen - normaliser, normaliser - weighted / total, normaliser)
             return tuple(columns.own_part(x.reshape(target.shape)) for x in results)
 
-        return jax.lax.map(one, (hidden, targets))
+        def none(h: Array, target: Array) -> tuple[Array, ...]:
+            return (jnp.zeros(target.shape, jnp.float32),) * 3
 
-    logp, entropy, normaliser = _on_devices(local, (_BATCH,) * 3, hidden, unembedding, targets)
-    return (logp, entropy), (hidden, unembedding, targets, normaliser, entropy)
+        return jax.lax.map(
+            lambda args: jax.lax.cond(args[0], one, none, *args[1:]), (needed, hidden, targets)
+        )
+
+    arguments = hidden, unembedding, needed, targets
+    logp, entropy, normaliser = _on_devices(local, (_BATCH,) * 3, *arguments)
+    return (logp, entropy), (*arguments, normaliser, entropy)
 
 
 def _backward(
@@ -239,12 +262,12 @@ def _backward(
     entropy_gradient: bool,
     saved: tuple[Array, ...],
     cotangents: tuple[Array, Array],
-) -> tuple[Array, Array, None]:
-    def local(hidden: Array, part: Array, *of_tokens: Array) -> tuple[Array, Array]:
+) -> tuple[Array, Array, None, None]:
+    def local(hidden: Array, part: Array, needed: Array, *of_tokens: Array) -> tuple[Array, Array]:
         columns = _Columns.of(part, hidden.dtype)
         matrix, first = columns.matrix, columns.first
 
-        def one(total: Array, args: tuple[Array, ...]) -> tuple[Array, Array]:
+        def one(total: Array, *args: Array) -> tuple[Array, Array]:
             h, *of_tokens = columns.gathered(args)
             target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in of_tokens)
             logits = _logits(h, matrix, temperature, vocab_size, first)
@@ -261,12 +284,18 @@ def _backward(
             more = jnp.matmul(flat.T, logits_bar, preferred_element_type=total.dtype)
             return total + more, columns.own_sum(h_bar)
 
-        zeros = jnp.zeros_like(matrix, part.dtype)
-        total, hidden_bar = jax.lax.scan(one, zeros, (hidden, *of_tokens))
+        def none(total: Array, h: Array, *_: Array) -> tuple[Array, Array]:
+            return total, jnp.zeros_like(h)
+
+        total, hidden_bar = jax.lax.scan(
+            lambda total, args: jax.lax.cond(args[0], one, none, total, *args[1:]),
+            jnp.zeros_like(matrix, part.dtype),
+            (needed, hidden, *of_tokens),
+        )
         return hidden_bar, columns.gradient(total)
 
-    return *_on_devices(local, (_BATCH, _MATRIX), *saved, *cotangents), None
+    return *_on_devices(local, (_BATCH, _MATRIX), *saved, *cotangents), None, None
 
 
-_chunked = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(3, 4, 5))
+_chunked = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(4, 5, 6))
 _chunked.defvjp(_forward, _backward)

@@ -57,6 +57,25 @@ def test_gradients_equal_those_of_the_whole_softmax():
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def test_only_chunks_with_used_tokens_are_computed():
+    """Two tokens of each sequence at a time: of four chunks the last two have none."""
+    weight = RNG.normal(size=(2, 3, 4)).astype(np.float32)
+
+    def loss(hidden, output, used):
+        both = token_logprobs(hidden, output, TARGETS, chunk=6, used=used)
+        return jnp.sum(weight * jnp.stack([x[:, :4] for x in both])), both
+
+    (_, got), gradient = jax.value_and_grad(loss, (0, 1), True)(HIDDEN, OUTPUT, jnp.int32(3))
+    (_, want), wanted = jax.value_and_grad(loss, (0, 1), True)(HIDDEN, OUTPUT, None)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a[:, :4], b[:, :4])
+        assert np.all(b[:, 4:] != 0)
+        assert not a[:, 4:].any()
+    for a, b in zip(gradient, wanted, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert not gradient[0][:, 4:].any()
+
+
 def test_no_gradient_through_reported_entropies():
     def loss(hidden, entropy_gradient):
         logp, entropy = token_logprobs(
