@@ -118,7 +118,7 @@ class Module:
             if header and " = " not in line.partition("->")[0]:
                 name, instructions = header[2], {}
                 entry = name if header[1] else entry
-            elif line == "}" and name:
+            elif line.startswith("}") and name:  # It may end with the thread that runs it.
                 computations[name] = Computation(tuple(instructions.values()), instructions[root])
                 name = ""
             elif name and (parsed := _instruction(line, instructions, computations)):

@@ -263,6 +263,11 @@ def test_the_reader_knows_the_programs_of_this_machine():
     products = [times for each, times in module.visits() if "dot_general" in each.attributes]
     assert products
     assert set(products) == {5}
+    # The compiler for TPUs names the cores that run a computation, if they are others.
+    for end in ("\n}\n", '\n}, execution_thread="sparsecore"\n'):
+        assert len(Module.parse(text.replace("\n}\n", end)).computations) == len(
+            module.computations
+        )
     with pytest.raises(ValueError, match="no ENTRY computation"):
         Module.parse("HloModule empty")
 
