@@ -88,6 +88,7 @@ def summary(
     """Metrics of a target; None where no compiler predicts times, or none were measured."""
     by_name = {program.name: program for program in programs}
     predicted = {name: program.seconds for name, program in by_name.items()}
+    least = {name: program.least for name, program in by_name.items()}
     measured = {name: program.measured for name, program in by_name.items()}
     step = by_name["segment"]
     slots = layout.completions * layout.shards
@@ -106,6 +107,7 @@ def summary(
         "mixed_tokens_per_second": step.mixed and slots / step.mixed,
         "decode_attention": _fraction(step),
         "update_attention": _fraction(by_name["gradients"]),
+        "least": rates(config, target, work, layout, step.bytes_ideal, least),
         "measured": rates(config, target, work, layout, step.bytes_ideal, measured),
     }
 

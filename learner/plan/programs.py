@@ -56,7 +56,8 @@ class Program:
         bytes_moved: what it reads and writes; for a segment, in one step of decoding.
         cycles: the compiler's estimate, without kernels; None for GPUs.
         seconds: predicted, `learner.plan.cost`; None for GPUs.
-        attention: of these, those of attention kernels.
+        least: the same by schedules and bytes alone.
+        attention: of `seconds`, those of attention kernels.
         mixed: predicted seconds of a decoding step with `schedule.mixed` caches, not full ones.
         measured: seconds it took, `learner.plan.measure`; of a segment, for one step of decoding.
         executable: None if it does not compile.
@@ -74,6 +75,7 @@ class Program:
     bytes_moved: float = 0.0
     cycles: float | None = None
     seconds: float | None = None
+    least: float | None = None
     attention: float | None = None
     mixed: float | None = None
     measured: float | None = None
@@ -206,6 +208,7 @@ def compile_program(
         bytes_moved=of_all.nbytes / times,
         cycles=each(of_all.cycles),
         seconds=each(of_all.seconds),
+        least=each(of_all.least),
         attention=each(of_all.attention),
         mixed=each(of_mixed.seconds),
         executable=program,

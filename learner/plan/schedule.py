@@ -107,13 +107,21 @@ def forget() -> None:
     """Removes the schedules of the programs compiled so far."""
     for path in Path(_folder().name).iterdir():
         path.unlink()
+    _paths.cache_clear()
+
+
+@functools.cache
+def _paths() -> dict[str, Path]:
+    """The schedules of the program compiled last, by instruction."""
+    paths = Path(_folder().name).glob("*-final_bundles.txt")
+    named = [(re.fullmatch(r"\d+-(.+)-\d+-\w+\.txt", path.name), path) for path in paths]
+    return {name[1]: path for name, path in named if name}
 
 
 def find(name: str) -> Schedule | None:
     """The schedule of an instruction of the program compiled last; None if there is none."""
-    paths = Path(_folder().name).glob("*-final_bundles.txt")
-    found = [p for p in paths if re.fullmatch(rf"\d+-{re.escape(name)}-\d+-\w+\.txt", p.name)]
-    return parse(found[0].read_text(encoding="utf-8")) if found else None
+    path = _paths().get(name)
+    return parse(path.read_text(encoding="utf-8")) if path else None
 
 
 class Call(NamedTuple):

@@ -145,11 +145,12 @@ def test_cost_counts_loops_slices_and_what_stays_on_the_chip(monkeypatch):
     seconds = (got.cycles + 4 * 100 + 2 * 30) / chip.clock
     seconds += 36 / chip.bandwidth + 2 * whole / chip.link
     assert got.seconds == pytest.approx(seconds)
+    assert got.least == got.seconds
     assert got.attention == 0
     monkeypatch.setattr(schedule, "find", {"kernel": Schedule(2, 1, ())}.get)
     slow = cost(TEXT, chip).seconds  # By the kernel's bytes.
     assert slow - seconds == pytest.approx(12345 / chip.bandwidth - 460 / chip.clock)
-    assert cost(TEXT, CHIPS["h200"])[1:] == (None, None, None)
+    assert cost(TEXT, CHIPS["h200"])[1:] == (None,) * 4
 
 
 def test_what_has_no_estimate_counts_by_its_schedule(monkeypatch):
@@ -172,6 +173,16 @@ def test_what_has_no_estimate_counts_by_its_schedule(monkeypatch):
     assert seconds(both, **two) - seconds(without, one=two["one"]) == pytest.approx(
         4 * 900 / chip.clock
     )
+    # What has both counts by the estimate, and at least by its schedule or its bytes.
+    for steps, took in ((6, 8 * 1000 / chip.clock), (0, (4 * 1024 + 4) / chip.bandwidth)):
+        monkeypatch.setattr(
+            schedule,
+            "find",
+            {"kernel": kernel, "one": Schedule(steps, 1000, (), fill=2 * (steps > 0))}.get,
+        )
+        got = cost(TEXT, chip)
+        assert got.seconds == seconds(TEXT)
+        assert got.least - got.seconds == pytest.approx(4 * (took - 500 / chip.clock))
     # Without a schedule, or with one whose steps depend on data, by its bytes.
     by_bytes = seconds(TEXT) + 4 * ((4 * 1024 + 4) / chip.bandwidth - 500 / chip.clock)
     for schedules in ({}, {"one": Schedule(None, 1000, ())}):
