@@ -89,7 +89,7 @@ def facts() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "revision": commit and commit[:9] + ("" if checkout["clean"] else " with changes"),
-        "processor": versions.processor(),
+        "processor": ", ".join(filter(None, (versions.processor(), versions.generation()))),
         "cores": len(cores()),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_before": round(os.getloadavg()[0], 2),

@@ -53,10 +53,21 @@ def machine() -> dict[str, Any]:
 
 def processor() -> str:
     """The kind of processor, whose vector instructions XLA compiles for."""
+    return _of_processor("model name") or platform.processor() or platform.machine()
+
+
+def generation() -> str:
+    """Numbers of the processor's generation, which names in virtual machines leave out, or ""."""
+    family, number = _of_processor("cpu family"), _of_processor("model")
+    return f"family {family}, model {number}" if family and number else ""
+
+
+def _of_processor(field: str) -> str:
+    """What the kernel says about the first core, or ""."""
     path = Path("/proc/cpuinfo")
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    names = [line.partition(":")[2] for line in text.splitlines() if line.startswith("model name")]
-    return next(iter(names), platform.processor() or platform.machine()).strip()
+    parts = (line.partition(":") for line in text.splitlines())
+    return next((value.strip() for name, _, value in parts if name.strip() == field), "")
 
 
 def model_files(folder: Path) -> dict[str, str]:

@@ -136,3 +136,14 @@ def test_a_start_that_is_refused_for_its_devices_has_written_nothing(tmp_path, c
     with pytest.raises(UserError, match="devices"):
         Loop(options, store, Reporter(quiet=True)).run()
     assert not [path for path in store.root.iterdir() if path.suffix in (".json", ".jsonl")]
+
+
+def test_the_processor_and_its_generation(tmp_path, monkeypatch):
+    """Virtual machines shorten the name: two processors of one name differ twofold in speed."""
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(versions, "Path", lambda _: file)
+    monkeypatch.setattr(versions.platform, "processor", lambda: "abacus")
+    assert (versions.processor(), versions.generation()) == ("abacus", "")
+    core = "model\t\t: {}\ncpu family\t: 25\nmodel name\t: AMD EPYC\n\n"
+    file.write_text(core.format(17) + core.format(18))
+    assert (versions.processor(), versions.generation()) == ("AMD EPYC", "family 25, model 17")
