@@ -28,8 +28,8 @@ from learner.decoder.config import DecoderConfig
 #: Finite, so that a query without any valid key (padding) gives finite, unused numbers.
 MASKED = float(jnp.finfo(jnp.float32).min)
 
-# Queries whose scores are computed together in the reference, and the most bands of such blocks.
-# More bands compute fewer masked pairs of tokens; small blocks stay in a processor's cache.
+# The fewest queries in a block of the reference, whose scores are computed together, and the most
+# bands of blocks. Bands leave out masked pairs of tokens; small blocks stay in a processor's cache.
 _QUERY_BLOCK, _BANDS = 64, 8
 
 #: Lanes of a TPU's vector unit: kernels work on tiles of a multiple of this many tokens.
@@ -286,12 +286,14 @@ def _shared_attention(
 def _reference(q: Array, k: Array, v: Array, layout: Array | Segments | None = None) -> Array:
     """`_attend` for every platform and dtype, in bands of queries that see keys up to their ends.
 
-    Bands of one block keep their probabilities for the backward pass. That of longer ones
-    recomputes them block by block, so memory grows with Q, not Q times T.
+    A band of one block keeps its probabilities for the backward pass. In long sequences a band has
+    two, whose probabilities are recomputed one after the other: a sixteenth of the scores exists
+    at once, and devices that are slow to start a program have few to start.
     """
     B, Q, H, h = q.shape
     ahead = k.shape[1] - Q
-    blocks = -(-Q // (_QUERY_BLOCK * _BANDS))
+    blocks = 1 if Q <= _QUERY_BLOCK * _BANDS else 2
+    block = _QUERY_BLOCK * -(-Q // (_QUERY_BLOCK * _BANDS * blocks))
 
     def band(begin: int, end: int) -> Array:
         own, numbers = q[:, begin:end], jnp.arange(begin, end)
@@ -305,16 +307,16 @@ def _reference(q: Array, k: Array, v: Array, layout: Array | Segments | None = N
 
         if blocks == 1:
             return attend(own, numbers)
-        count = -(-(end - begin) // _QUERY_BLOCK)
-        padding = count * _QUERY_BLOCK - (end - begin)
+        count = -(-(end - begin) // block)
+        padding = count * block - (end - begin)
         own = jnp.pad(own, ((0, 0), (0, padding), (0, 0), (0, 0)))
         # Queries of padding take the last slot: any slot that exists does.
-        numbers = jnp.pad(numbers, (0, padding), mode="edge").reshape(count, _QUERY_BLOCK)
-        own = jnp.moveaxis(own.reshape(B, count, _QUERY_BLOCK, H, h), 1, 0)
-        out = jax.lax.map(lambda block: jax.checkpoint(attend)(*block), (own, numbers))
+        numbers = jnp.pad(numbers, (0, padding), mode="edge").reshape(count, block)
+        own = jnp.moveaxis(own.reshape(B, count, block, H, h), 1, 0)
+        out = jax.lax.map(lambda args: jax.checkpoint(attend)(*args), (own, numbers))
         return jnp.moveaxis(out, 0, 1).reshape(B, -1, H, h)[:, : end - begin]
 
-    size = blocks * _QUERY_BLOCK
+    size = blocks * block
     bands = [band(begin, min(begin + size, Q)) for begin in range(0, Q, size)]
     return jnp.concatenate(bands, axis=1)
 
