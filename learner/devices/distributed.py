@@ -18,6 +18,7 @@ next exchange fails at once (`lost_process`). If it hangs instead, the coordinat
 `jax.distributed` ends a process that has not heard from another one for `HEARTBEAT_SECONDS`.
 """
 
+import faulthandler
 import math
 import os
 import pickle
@@ -80,6 +81,10 @@ def start(
         raise ValueError(f"process_id={process_id}: allowed are {last}")
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise ValueError(f"coordinator={coordinator!r}: HOST:PORT is needed")
+    if faulthandler.is_enabled():  # As absl does.
+        # JAX aborts from a thread of its own when another process is gone. To print where all other
+        # threads are, which go on meanwhile, may end in a segmentation fault.
+        faulthandler.enable(all_threads=False)
     # Its handler of SIGTERM would replace that of `learner.devices.preemption`.
     jax.config.update("jax_enable_preemption_service", False)
     try:

@@ -6,6 +6,7 @@ import time
 
 import jax
 import pytest
+from whole_runs import python
 
 from learner.devices import distributed
 
@@ -39,6 +40,22 @@ def test_a_signal_is_heeded_though_it_does_not_wake_the_main_thread(monkeypatch)
         distributed.start("host:1", 2, 1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_abort_does_not_look_into_threads_that_run():
+    """JAX aborts where another process is gone, and the exit code has to say so."""
+    lines = (
+        "import faulthandler, os, threading, jax",
+        "from learner.devices import distributed",
+        "faulthandler.enable()",
+        "jax.distributed.initialize = lambda *_, **__: None",
+        "distributed.start('host:1', 2, 1)",
+        "threading.Thread(target=os.abort).start()",
+    )
+    done = python("-c", "\n".join(lines), fails=True)
+    assert done.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert "Thread 0x" not in done.stderr
 
 
 def test_one_process_alone_is_not_started():
