@@ -49,8 +49,9 @@ def token_logprobs(
             may know fewer ids than the model has).
         entropy_gradient: False if the entropies are only reported: no gradient then flows through
             them, and the backward pass has less to do.
-        used: if given, only the first so many tokens along the last axis are needed, i32[]. Chunks
-            of others are not computed: their results are 0.
+        used: if given, only the first so many tokens along the last axis are needed, i32[]. Results
+            of others mean nothing: chunks without any that is needed are left out, except where
+            devices share a vocabulary.
 
     Returns:
         Log-probabilities f32[..., T] and entropies f32[..., T], both in nats.
@@ -189,6 +190,16 @@ class _Columns(NamedTuple):
             gathered = jax.lax.psum_scatter(gathered, "fsdp", scatter_dimension=0, tiled=True)
         return jax.lax.psum(gathered, "tensor") if "tensor" in self.axes else gathered
 
+    def where(
+        self, needed: Array, one: Callable[..., Any], none: Callable[..., Any], *args: Array
+    ) -> Any:
+        """`one` of the arguments, or `none` of them for a chunk that is not needed.
+
+        Always `one` if that exchanges anything: XLA's CPU devices would not keep exchanges under a
+        condition in order with others, and wait for each other for ever.
+        """
+        return one(*args) if self.axes else jax.lax.cond(needed, one, none, *args)
+
     def gradient(self, total: Array) -> Array:
         """The gradient of the stored part, from that of `matrix` over this device's tokens."""
         if "fsdp" in self.axes:
@@ -248,7 +259,7 @@ def _forward(
             return (jnp.zeros(target.shape, jnp.float32),) * 3
 
         return jax.lax.map(
-            lambda args: jax.lax.cond(args[0], one, none, *args[1:]), (needed, hidden, targets)
+            lambda args: columns.where(args[0], one, none, *args[1:]), (needed, hidden, targets)
         )
 
     arguments = hidden, unembedding, needed, targets
@@ -288,7 +299,7 @@ def _backward(
             return total, jnp.zeros_like(h)
 
         total, hidden_bar = jax.lax.scan(
-            lambda total, args: jax.lax.cond(args[0], one, none, total, *args[1:]),
+            lambda total, args: columns.where(args[0], one, none, total, *args[1:]),
             jnp.zeros_like(matrix, part.dtype),
             (needed, hidden, *of_tokens),
         )
