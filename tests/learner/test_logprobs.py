@@ -220,6 +220,20 @@ def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout):
     assert len(sums) == (layout[0] > 1)
 
 
+@pytest.mark.parametrize(("layout", "conditions"), [((2, 1, 1), 2), ((1, 2, 1), 0), ((1, 1, 2), 0)])
+def test_nothing_is_exchanged_under_a_condition(layout, conditions):
+    """Devices of a CPU might exchange something else first, and wait for each other for ever."""
+
+    def loss(hidden, output):
+        return jnp.sum(
+            token_logprobs(hidden, output, jnp.zeros((4, 8), jnp.int32), chunk=4, used=3)[0]
+        )
+
+    with sharding.use(sharding.make_mesh(*layout, devices=jax.devices()[:2])):
+        lowered = jax.jit(jax.grad(loss, (0, 1))).lower(jnp.ones((4, 8, 6)), jnp.ones((6, 8)))
+    assert lowered.as_text().count("stablehlo.case") == conditions
+
+
 def test_a_vocabulary_that_fsdp_does_not_divide():
     hidden = RNG.normal(size=(8, 3, 16)).astype(np.float32)
     output, targets = RNG.normal(size=(16, 97)).astype(np.float32), np.zeros((8, 3), np.int32)
