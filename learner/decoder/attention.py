@@ -287,8 +287,8 @@ def _reference(q: Array, k: Array, v: Array, layout: Array | Segments | None = N
     """`_attend` for every platform and dtype, in bands of queries that see keys up to their ends.
 
     A band of one block keeps its probabilities for the backward pass. In long sequences a band has
-    two, whose probabilities are recomputed one after the other: a sixteenth of the scores exists
-    at once, and devices that are slow to start a program have few to start.
+    two blocks, one after the other, whose probabilities are recomputed: about a sixteenth of the
+    scores exists at once, and a GPU has few kernels to launch.
     """
     B, Q, H, h = q.shape
     ahead = k.shape[1] - Q

@@ -24,7 +24,7 @@ def token_logprobs(
     chunk: int = 1024,
     vocab_size: int | None = None,
     entropy_gradient: bool = True,
-    used: Array | int | None = None,
+    needed: Array | None = None,
 ) -> tuple[Array, Array]:
     """Log-probability of each target token, and the entropy of its distribution.
 
@@ -49,9 +49,8 @@ def token_logprobs(
             may know fewer ids than the model has).
         entropy_gradient: False if the entropies are only reported: no gradient then flows through
             them, and the backward pass has less to do.
-        used: if given, only the first so many tokens along the last axis are needed, i32[]. Results
-            of others mean nothing: chunks without any that is needed are left out, except where
-            devices share a vocabulary.
+        needed: bool[..., T], the tokens whose results count; those of others are finite and mean
+            nothing, and are left out where that saves chunks. None for all.
 
     Returns:
         Log-probabilities f32[..., T] and entropies f32[..., T], both in nats.
@@ -71,19 +70,29 @@ def token_logprobs(
     count = -(-T // size)
     axis = len(lead)
 
+    order = wanted = None
+    # Devices that share the vocabulary exchange sums in every chunk. Under a condition XLA's CPU
+    # client does not keep exchanges in order with others, and devices wait for each other for ever.
+    shared = any(mesh.shape.get(axis, 1) > 1 for axis in ("fsdp", "tensor"))
+    if needed is not None and count > 1 and not shared:
+        order = jnp.argsort(~needed, axis=-1)  # Those that are needed come first.
+        hidden = jnp.take_along_axis(hidden, order[..., None], axis=-2)
+        targets = jnp.take_along_axis(targets, order, axis=-1)
+        wanted = jnp.arange(count) * size < jnp.max(jnp.sum(needed, axis=-1))
+
     def chunks(x: Array) -> Array:
         """[..., T, *rest] -> [count, ..., size, *rest]."""
         padded = jnp.pad(x, [(0, count * size - T if i == axis else 0) for i in range(x.ndim)])
         return jnp.moveaxis(padded.reshape(*lead, count, size, *x.shape[axis + 1 :]), axis, 0)
 
     def unchunk(x: Array) -> Array:
-        return jnp.moveaxis(x, 0, axis).reshape(*lead, count * size)[..., :T]
+        x = jnp.moveaxis(x, 0, axis).reshape(*lead, count * size)[..., :T]
+        return x if order is None else jnp.take_along_axis(x, jnp.argsort(order), axis=-1)
 
-    needed = jnp.arange(count) * size < (T if used is None else used)
     logp, entropy = _chunked(
         chunks(hidden),
         unembedding,
-        needed,
+        wanted,
         chunks(targets),
         temperature,
         vocab_size,
@@ -120,15 +129,15 @@ def _on_devices(
     out_specs: Any,
     hidden: Array,
     unembedding: Array,
-    needed: Array,
+    wanted: Array | None,
     *columns: Array,
 ) -> Any:
     """Run `local` on each device's sequences and part of the matrix; on all if nothing is split."""
     if columns[0].ndim < 3 or jax.sharding.get_abstract_mesh().empty:
-        return local(hidden, unembedding, needed, *columns)
+        return local(hidden, unembedding, wanted, *columns)
     in_specs = (_BATCH, _MATRIX, P(), *[_BATCH] * len(columns))
     run = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    return run(hidden, unembedding, needed, *columns)
+    return run(hidden, unembedding, wanted, *columns)
 
 
 def _is_split(axis: str) -> bool:
@@ -190,16 +199,6 @@ class _Columns(NamedTuple):
             gathered = jax.lax.psum_scatter(gathered, "fsdp", scatter_dimension=0, tiled=True)
         return jax.lax.psum(gathered, "tensor") if "tensor" in self.axes else gathered
 
-    def where(
-        self, needed: Array, one: Callable[..., Any], none: Callable[..., Any], *args: Array
-    ) -> Any:
-        """`one` of the arguments, or `none` of them for a chunk that is not needed.
-
-        Always `one` if that exchanges anything: XLA's CPU devices would not keep exchanges under a
-        condition in order with others, and wait for each other for ever.
-        """
-        return one(*args) if self.axes else jax.lax.cond(needed, one, none, *args)
-
     def gradient(self, total: Array) -> Array:
         """The gradient of the stored part, from that of `matrix` over this device's tokens."""
         if "fsdp" in self.axes:
@@ -218,19 +217,26 @@ def _logits(
     return limit_vocabulary(logits, vocab_size, first) / temperature
 
 
+def _if(wanted: Array | None, one: Callable[..., Any], none: Callable[..., Any], *args: Any) -> Any:
+    """`one` of the arguments for a chunk that is wanted, else `none`; None means that all are."""
+    return one(*args) if wanted is None else jax.lax.cond(wanted, one, none, *args)
+
+
 def _forward(
     hidden: Array,
     unembedding: Array,
-    needed: Array,
+    wanted: Array | None,
     targets: Array,
     temperature: float,
     vocab_size: int | None,
     entropy_gradient: bool,
-) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    """hidden [count, ..., size, D], needed bool[count], targets i32[count, ..., size] -> two
+) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+    """hidden [count, ..., size, D], wanted bool[count], targets i32[count, ..., size] -> two
     f32[count, ..., size]."""
 
-    def local(hidden: Array, part: Array, needed: Array, targets: Array) -> tuple[Array, ...]:
+    def local(
+        hidden: Array, part: Array, wanted: Array | None, targets: Array
+    ) -> tuple[Array, ...]:
         columns = _Columns.of(part, hidden.dtype)
         first = columns.first
 
@@ -259,10 +265,10 @@ def _forward(
             return (jnp.zeros(target.shape, jnp.float32),) * 3
 
         return jax.lax.map(
-            lambda args: columns.where(args[0], one, none, *args[1:]), (needed, hidden, targets)
+            lambda args: _if(args[0], one, none, *args[1:]), (wanted, hidden, targets)
         )
 
-    arguments = hidden, unembedding, needed, targets
+    arguments = hidden, unembedding, wanted, targets
     logp, entropy, normaliser = _on_devices(local, (_BATCH,) * 3, *arguments)
     return (logp, entropy), (*arguments, normaliser, entropy)
 
@@ -271,10 +277,12 @@ def _backward(
     temperature: float,
     vocab_size: int | None,
     entropy_gradient: bool,
-    saved: tuple[Array, ...],
+    saved: tuple[Any, ...],
     cotangents: tuple[Array, Array],
 ) -> tuple[Array, Array, None, None]:
-    def local(hidden: Array, part: Array, needed: Array, *of_tokens: Array) -> tuple[Array, Array]:
+    def local(
+        hidden: Array, part: Array, wanted: Array | None, *of_tokens: Array
+    ) -> tuple[Array, Array]:
         columns = _Columns.of(part, hidden.dtype)
         matrix, first = columns.matrix, columns.first
 
@@ -299,9 +307,9 @@ def _backward(
             return total, jnp.zeros_like(h)
 
         total, hidden_bar = jax.lax.scan(
-            lambda total, args: columns.where(args[0], one, none, total, *args[1:]),
+            lambda total, args: _if(args[0], one, none, total, *args[1:]),
             jnp.zeros_like(matrix, part.dtype),
-            (needed, hidden, *of_tokens),
+            (wanted, hidden, *of_tokens),
         )
         return hidden_bar, columns.gradient(total)
 

@@ -139,7 +139,7 @@ def test_a_start_that_is_refused_for_its_devices_has_written_nothing(tmp_path, c
 
 
 def test_the_processor_and_its_generation(tmp_path, monkeypatch):
-    """Virtual machines shorten the name: two processors of one name differ twofold in speed."""
+    """Virtual machines shorten the name, and that of several generations is the same."""
     file = tmp_path / "cpuinfo"
     monkeypatch.setattr(versions, "Path", lambda _: file)
     monkeypatch.setattr(versions.platform, "processor", lambda: "abacus")

@@ -6,7 +6,6 @@ tokens: what a completion has once, each of its tokens has.
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -156,18 +155,12 @@ def packed_logprobs(
     chex.assert_equal_shape([batch.tokens, batch.positions, batch.sources])
     segments = Segments(batch.prompts, batch.completions)
     hidden = model.hidden_states(params, config, batch.tokens, batch.positions, segments)
-    # Completions first: the vocabulary projection ends with the last of them.
-    predicted = batch.completions > 0
-    order = jnp.argsort(~predicted, axis=1)
-    take = functools.partial(jnp.take_along_axis, axis=1)
-    results = token_logprobs(
-        take(hidden, take(batch.sources, order)[:, :, None]),
+    return token_logprobs(
+        jnp.take_along_axis(hidden, batch.sources[:, :, None], axis=1),
         model.unembedding(params, config),
-        take(batch.tokens, order),
+        batch.tokens,
         temperature=temperature,
         vocab_size=vocab_size,
         entropy_gradient=entropy_gradient,
-        used=jnp.max(jnp.sum(predicted, axis=1)),
+        needed=batch.completions > 0,
     )
-    logprobs, entropies = (take(x, jnp.argsort(order, axis=1)) for x in results)
-    return logprobs, entropies
