@@ -68,7 +68,7 @@ TINY = DecoderConfig(
     num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
 )  # fmt: skip
 _LAYERS = 36  # Of Qwen3-4B.
-_KERNELS = {"gpu": "cudnn", "tpu": "splash"}
+_KERNELS = {"gpu": "cudnn", "tpu": "flash"}
 
 TABLES = {
     "ceilings": ("Ceilings", "A copy reads and writes bfloat16; the product is of 8,192 x 8,192."),

@@ -1,7 +1,7 @@
 """Attention over whole sequences, for training and prefill, and the choice of its kernel.
 
-The kernel of the platform is used where it applies (cuDNN on GPUs, splash attention on TPUs), else
-a plain reference. All three compute causal attention of the last tokens of a sequence to the whole
+The kernel of the platform is used where it applies (cuDNN on GPUs, `flash_tpu` on TPUs), else a
+plain reference. All three compute causal attention of the last tokens of a sequence to the whole
 sequence. Sequences are padded on the right, which needs no mask: a token never sees later ones. If
 completions share the prompt of a sequence, each is cut out and put after the prompt, whose padding
 is then masked (`SharedPrompt`); sequences of several prompts are masked (`Segments`).
@@ -12,6 +12,7 @@ R = H / K query heads per key/value head, h head width.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +35,10 @@ _QUERY_BLOCK, _BANDS = 64, 8
 
 #: Lanes of a TPU's vector unit: kernels work on tiles of a multiple of this many tokens.
 LANES = 128
-_SPLASH_BLOCKS = (512, 256, 128)
+#: What queries are multiplied by for the kernel of TPUs, beside h^-1/2: its softmax has base 2.
+LOG2_E = math.log2(math.e)
+#: What that kernel returns and its backward pass needs, for policies of `jax.checkpoint`.
+KERNEL_RESULTS = "attention_kernel"
 
 
 @jax.tree_util.register_dataclass
@@ -75,13 +79,18 @@ class Segments:
         own = completions == self.completions[:, queries, None]
         return (prompts == self.prompts[:, queries, None]) & ((completions == 0) | own)
 
+    def ends(self) -> Array:
+        """i32[B, T]: a key at slot t is visible to the queries of slots t to ends - 1."""
+        T = self.prompts.shape[1]
 
-def shares_prompts(config: DecoderConfig) -> bool:
-    """Whether several completions in `Segments` may share a prompt.
+        def next_change(numbers: Array) -> Array:
+            changes = jnp.pad(numbers[:, 1:] != numbers[:, :-1], ((0, 0), (0, 1)))
+            places = jnp.where(changes, jnp.arange(1, T + 1), T)
+            return jax.lax.cummin(places, axis=1, reverse=True)
 
-    The kernel of TPUs compares one number of each token: there a prompt has one completion.
-    """
-    return choose(config).name != "splash"
+        numbers = jnp.where(self.completions > 0, self.completions, -self.prompts)
+        of_prompt = jnp.where(self.prompts > 0, next_change(self.prompts), jnp.arange(1, T + 1))
+        return jnp.where(self.completions > 0, next_change(numbers), of_prompt).astype(jnp.int32)
 
 
 # Choice ----------------------------------------------------------------------
@@ -89,7 +98,7 @@ def shares_prompts(config: DecoderConfig) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The implementation for causal attention, "reference", "cudnn" or "splash", and why."""
+    """The implementation for causal attention, "reference", "cudnn" or "flash", and why."""
 
     name: str
     reason: str
@@ -113,7 +122,7 @@ def choose(config: DecoderConfig, platform: str | None = None) -> Choice:
             raise ValueError(f"attention is {config.attention!r}, but {why}")
         return Choice(config.attention, "the configuration asks for it")
     platform = platform or jax.default_backend()
-    name = {"gpu": "cudnn", "tpu": "splash"}.get(platform)
+    name = {"gpu": "cudnn", "tpu": "flash"}.get(platform)
     if name is None:
         return Choice("reference", f"there is no kernel for platform {platform}")
     if why := obstacle(name, config):
@@ -130,7 +139,7 @@ def obstacle(name: str, config: DecoderConfig) -> str | None:
             return f"it needs dtype 'bfloat16' and this is {config.dtype!r}"
         if config.head_dim % 8 or config.head_dim > 128:
             return f"it needs a head_dim that 8 divides, up to 128, and this is {config.head_dim}"
-    if name == "splash" and config.head_dim % LANES:
+    if name == "flash" and config.head_dim % LANES:
         return f"it needs a head_dim that {LANES} divides, and this is {config.head_dim}"
     return None
 
@@ -230,7 +239,7 @@ def _attend(
     Returns:
         [B, Q, H, h].
     """
-    if implementation == "splash":
+    if implementation == "flash":
         axes = ("batch", "length", "heads", "head_dim")
         return over_mesh(_KERNELS[implementation], axes, q, k, v, batched=(layout,))
     return _KERNELS[implementation](q, k, v, layout)
@@ -350,20 +359,20 @@ def _cudnn(q: Array, k: Array, v: Array, layout: Array | Segments | None = None)
 
 
 def heads_first_attention(q: Array, k: Array, v: Array, segments: Segments | None = None) -> Array:
-    """`self_attention` by splash attention in its own order.
+    """`self_attention` by the kernel of TPUs, in its own order.
 
     Args:
-        q: [B, H, T, h], already times h^-1/2; k, v: [B, K, T, h].
+        q: [B, H, T, h], already times h^-1/2 log2(e); k, v: [B, K, T, h].
         segments: what sequences hold, if it is more than one prompt and a completion.
 
     Returns:
         [B, H, T, h].
     """
-    kernel = functools.partial(_KERNELS["splash"], heads_first=True)
+    kernel = functools.partial(_KERNELS["flash"], heads_first=True)
     return over_mesh(kernel, ("batch", "heads", "length", "head_dim"), q, k, v, batched=(segments,))
 
 
-def _splash(
+def _flash(
     q: Array,
     k: Array,
     v: Array,
@@ -371,53 +380,41 @@ def _splash(
     interpret: bool = False,
     heads_first: bool = False,
 ) -> Array:
-    """Splash attention, JAX's sparse flash kernel for TPUs, of one device's sequences and heads.
+    """`learner.decoder.flash_tpu`, of one device's sequences and heads.
 
     The kernel takes whole tiles: sequences are padded on the right, which no token of theirs sees,
-    and keys and values on the left too, where the padding is masked. It does not scale, so queries
-    are scaled first, in their own dtype.
+    and keys and values on the left too, where no token sees the padding. It does not scale, so
+    queries are scaled first, in their own dtype.
 
     `interpret` runs the kernel's steps one by one on any platform. With `heads_first`, arguments
     and result are those of `heads_first_attention`.
     """
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+    from learner.decoder.flash_tpu import flash_attention  # Imports Pallas for TPUs.
 
     if not heads_first:
-        scaled = (q * q.shape[-1] ** -0.5).astype(q.dtype)
+        scaled = (q * (q.shape[-1] ** -0.5 * LOG2_E)).astype(q.dtype)
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (scaled, k, v))
-        return _splash(q, k, v, layout, interpret, heads_first=True).transpose(0, 2, 1, 3)
-    B, H, Q, _ = q.shape
-    behind, before = -Q % LANES, (Q - k.shape[2]) % LANES
-    padded = [
+        return _flash(q, k, v, layout, interpret, heads_first=True).transpose(0, 2, 1, 3)
+    B, T, Q = k.shape[0], k.shape[2], q.shape[2]
+    behind, before = -Q % LANES, (Q - T) % LANES
+    q, k, v = (
         jnp.pad(x, ((0, 0), (0, 0), (left, behind), (0, 0)))
         for x, left in ((q, 0), (k, before), (v, before))
-    ]
-    tokens, T = padded[0].shape[2], padded[1].shape[2]
-    size = next(size for size in _SPLASH_BLOCKS if tokens % size == T % size == 0)
-    fields = dataclasses.fields(splash.BlockSizes)
-    tiles: dict[str, Any] = {x.name: size for x in fields if x.name.startswith("block_")}
-    kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([splash.CausalMask((tokens, T), T - tokens)] * H),
-        block_sizes=splash.BlockSizes(**tiles),
-        head_shards=1,
-        q_seq_shards=1,
-        interpret=interpret,
     )
-    segments = None
+    whole = k.shape[2]
     if isinstance(layout, Segments):
-        numbers = jnp.pad(layout.prompts, ((0, 0), (0, behind)))
-        segments = splash.SegmentIds(numbers, numbers)
-    elif layout is not None:
-        there = jnp.pad(layout, ((0, 0), (before, 0)))
-        there = jnp.pad(there, ((0, 0), (0, behind)), constant_values=True).astype(jnp.int32)
-        segments = splash.SegmentIds(jnp.ones((B, tokens), jnp.int32), there)
-    return jax.vmap(kernel)(*padded, segments)[:, :, :Q]
+        ends = before + layout.ends()
+    else:
+        ends = jnp.full((B, T), whole) if layout is None else jnp.where(layout, whole, 0)
+    ends = jnp.pad(ends, ((0, 0), (before, 0)))
+    ends = jnp.pad(ends, ((0, 0), (0, behind)), constant_values=whole).astype(jnp.int32)
+    return flash_attention(q, k, v, ends, KERNEL_RESULTS, interpret)[:, :, :Q]
 
 
 _KERNELS: dict[str, Callable[..., Array]] = {
     "reference": _reference,
     "cudnn": _cudnn,
-    "splash": _splash,
+    "flash": _flash,
 }
 
 

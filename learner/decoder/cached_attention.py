@@ -33,12 +33,12 @@ _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 def choose_decoding(config: DecoderConfig) -> Choice:
     """The implementation for a model, and why; the same on every call.
 
-    Here "splash" and "cudnn" are our own kernels for TPUs and GPUs, used with the kernels of these
+    Here "flash" and "cudnn" are our own kernels for TPUs and GPUs, used with the kernels of these
     names for whole sequences. A kernel is first tried, as in `learner.decoder.attention.choose`.
     """
     name = choose(config).name
     if name == "reference":
-        return Choice(name, "there are kernels beside splash and cuDNN only")
+        return Choice(name, "there are kernels beside flash and cuDNN only")
     K, H, h = config.num_key_value_heads, config.num_attention_heads, config.head_dim
     if name == "cudnn" and h & (h - 1):
         return Choice("reference", f"the kernel needs a power of two for head_dim, and this is {h}")
@@ -117,7 +117,7 @@ def cached_attention(
     batched: list[Any] = [lengths, parents, counts]
     whole: list[Any] = []
     attend: Callable[..., Any] = _attend_reference
-    if implementation == "splash":
+    if implementation == "flash":
         from learner.decoder import decode_tpu  # Each kernel imports Pallas for its platform.
 
         attend = functools.partial(decode_tpu.append_and_attend, eps=eps)

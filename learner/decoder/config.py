@@ -16,7 +16,7 @@ CACHE_DTYPES = ("", "float8_e4m3fn")
 REMAT = ("none", "dots", "outputs", "full", "offload")
 
 #: Implementations of self-attention; see `learner.decoder.attention`.
-ATTENTION = ("auto", "reference", "cudnn", "splash")
+ATTENTION = ("auto", "reference", "cudnn", "flash")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,8 @@ class DecoderConfig:
         remat: what is kept of every block for the backward pass, from the most memory to the
             least: "none" all of it (nothing is computed twice); "dots" the outputs of the seven
             projections; "outputs" those of attention and feed-forward layer; "full" only its
-            input; "offload" its input too, but in the memory of the host.
+            input; "offload" its input too, but in the memory of the host. All but the last also
+            keep what the kernel of TPUs for attention returns.
         scan_unroll: blocks per iteration of the scan over layers. `num_hidden_layers` unrolls
             it wholly, which is faster on CPUs and slower to compile.
         attention: "auto" chooses by platform; the others force one (`learner.decoder.attention`).

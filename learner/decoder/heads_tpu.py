@@ -77,7 +77,7 @@ def works(config: DecoderConfig) -> bool:
 
     Not tried if the configuration asks for kernels, as in `learner.decoder.attention.choose`.
     """
-    if config.attention == "splash":
+    if config.attention == "flash":
         return True
     heads, h = config.num_attention_heads, config.head_dim
     x = np.random.default_rng(0).normal(size=(1, LANES, heads, h)).astype(config.dtype)

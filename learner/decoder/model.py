@@ -22,6 +22,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from learner.decoder.attention import (
+    KERNEL_RESULTS,
+    LOG2_E,
     Segments,
     SharedPrompt,
     choose,
@@ -41,9 +43,11 @@ Attend = Callable[[Array, Array, Array], Array]
 _POLICIES = jax.checkpoint_policies
 # `DecoderConfig.remat` -> what `jax.checkpoint` may keep; "none" has no checkpoint.
 _KEEP = {
-    "dots": _POLICIES.dots_with_no_batch_dims_saveable,
-    "outputs": _POLICIES.save_only_these_names("attention_output", "mlp_output"),
-    "full": _POLICIES.nothing_saveable,
+    "dots": _POLICIES.save_from_both_policies(
+        _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KERNEL_RESULTS)
+    ),
+    "outputs": _POLICIES.save_only_these_names("attention_output", "mlp_output", KERNEL_RESULTS),
+    "full": _POLICIES.save_only_these_names(KERNEL_RESULTS),
     "offload": _POLICIES.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
         names_which_can_be_offloaded=["block_input"],
@@ -121,8 +125,8 @@ class Attention(nn.Module):
     """Projections, norms of queries and keys if any, rotation; `attend` does the rest.
 
     In decoding `attend` does norms and rotation too, and takes [tokens, heads * h]. With
-    `tpu_kernels` it takes heads before tokens, and queries times h^-1/2, as
-    `learner.decoder.heads_tpu` makes them; `rope` is that of `whole_heads`.
+    `tpu_kernels` it is `heads_first_attention`, whose arguments `learner.decoder.heads_tpu` makes;
+    `rope` is that of `whole_heads`.
     """
 
     config: DecoderConfig
@@ -158,7 +162,7 @@ class Attention(nn.Module):
             cos, sin = rope
             order = functools.partial(heads_first, cos=cos, sin=sin)
             q, k = (project(flat).reshape(*lead, -1, h) for project in (q_proj, k_proj))
-            q, k = q_norm(q, functools.partial(order, factor=h**-0.5)), k_norm(k, order)
+            q, k = q_norm(q, functools.partial(order, factor=h**-0.5 * LOG2_E)), k_norm(k, order)
             return o_proj(attend(q, k, v_proj(x, to_heads)), from_heads)
         q, k, v = (project(flat) for project in (q_proj, k_proj, v_proj))
         if self.decoding:
@@ -196,7 +200,7 @@ class MLP(nn.Module):
 
 def on_tpu(config: DecoderConfig) -> bool:
     """Whether whole sequences go through the attention kernel of TPUs."""
-    return choose(config).name == "splash"
+    return choose(config).name == "flash"
 
 
 def _orders_heads(config: DecoderConfig) -> bool:

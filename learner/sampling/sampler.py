@@ -508,7 +508,7 @@ class Sampler:
     def _pages(self, groups: int, sequence_slots: int) -> Pages:
         """Pages for these slots of this process; without a kernel, none."""
         longest, config = self.sampling.max_new_tokens, self.config
-        if choose_decoding(config).name == "splash":
+        if choose_decoding(config).name == "flash":
             from learner.decoder import decode_tpu  # Imports Pallas for its platform.
 
             heads = config.num_key_value_heads // self._local_mesh.shape["tensor"]

@@ -24,7 +24,6 @@ from jax.sharding import Mesh
 from learner import tokens
 from learner.chat import Completion
 from learner.decoder import hub, weights
-from learner.decoder.attention import shares_prompts
 from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
 from learner.sampling.completer import Completer
@@ -431,15 +430,12 @@ class GRPOTrainer:
         ]
         work: list[Any] = []
         shapes = self._sequence_shapes(max(map(len, batch.prompts)))
-        shared = shares_prompts(self._model_config)
         for chosen in filter(len, parts):
             # Over all N completions, with those left out empty, so that one shape is compiled.
             used = np.zeros_like(sampled)
             used[chosen] = sampled[chosen]
             weights = np.asarray(self._programs.weights(used))
-            work.append(
-                micro_batches(batch, chosen, advantages, weights, shapes, shared, self._pad_id)
-            )
+            work.append(micro_batches(batch, chosen, advantages, weights, shapes, self._pad_id))
         if not work:
             step = distributed.put(np.asarray(state.step) + np.int32(1), state.step.sharding)
             return [], dataclasses.replace(state, step=step)

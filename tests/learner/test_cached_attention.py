@@ -22,7 +22,7 @@ from learner.sampling.sampler import Sampler
 from learner.sampling.slots import FinishReason, Schedule
 from learner.training.trainer import GRPOConfig
 
-MODULES = {"splash": decode_tpu, "cudnn": decode_gpu}
+MODULES = {"flash": decode_tpu, "cudnn": decode_gpu}
 
 
 class _Start(int):
@@ -48,14 +48,14 @@ def interpreted(monkeypatch):
     for module in MODULES.values():
         kernel = functools.partial(module.append_and_attend, interpret=True)
         monkeypatch.setattr(module, "append_and_attend", kernel)
-    splash = functools.partial(attention._splash, interpret=True)
-    monkeypatch.setitem(attention._KERNELS, "splash", splash)
+    flash = functools.partial(attention._flash, interpret=True)
+    monkeypatch.setitem(attention._KERNELS, "flash", flash)
 
 
 def choose_kernel(monkeypatch, name):
     """Choices as on a machine with such kernels, but for cuDNN's own, which cannot be run here."""
     chosen = {"decoder.cached_attention": name}
-    chosen["sampling.decoding"] = name if name == "splash" else "reference"
+    chosen["sampling.decoding"] = name if name == "flash" else "reference"
     for owner, which in chosen.items():
         choice = Choice(which, "")
         monkeypatch.setattr(f"learner.{owner}.choose", lambda config, choice=choice: choice)
@@ -255,7 +255,7 @@ def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_
     training = GRPOConfig(
         prompts_per_step=4, group_size=2, micro_batch_size=2, max_new_tokens=140, sampling_slots=4
     )
-    choose_kernel(monkeypatch, "splash")
+    choose_kernel(monkeypatch, "flash")
     monkeypatch.setattr("learner.sampling.sampler._PAGE", 128)
     monkeypatch.setattr("learner.decoder.decode_tpu._BLOCK_TOKENS", 128)
     chip = Target.of_this_process().chip
@@ -277,7 +277,7 @@ def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_
 @pytest.mark.parametrize(
     ("name", "longest", "capacity"),
     [
-        *(("splash", *each) for each in ((100, 128), (600, 640), (2500, 3072), (32768, 32768))),
+        *(("flash", *each) for each in ((100, 128), (600, 640), (2500, 3072), (32768, 32768))),
         *(("cudnn", *each) for each in ((100, 128), (512, 512), (600, 1024), (4096, 4096))),
     ],
 )

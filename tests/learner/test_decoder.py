@@ -400,16 +400,16 @@ def test_reference_attention_equals_that_of_jax_in_blocks_too(monkeypatch):
 @pytest.mark.parametrize(
     ("axes", "length"), [(None, 256), ({"data": 2, "tensor": 2}, 256), (None, 160)]
 )
-def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
+def test_flash_attention_equals_the_reference(axes, length, monkeypatch):
     """The TPU kernel, its steps run one by one on the CPU, alone and split over a mesh."""
     called = []
 
-    def splash(*args):
+    def flash(*args):
         called.append(args[0].shape)
         return kernel(*args, interpret=True)
 
-    kernel = attention._splash
-    monkeypatch.setitem(attention._KERNELS, "splash", splash)
+    kernel = attention._flash
+    monkeypatch.setitem(attention._KERNELS, "flash", flash)
     qkv = random_qkv(2, length, 4, 2, 128)
     # Completions to a prompt, padded behind it; the second one of the first row is empty.
     prompts, lengths = jnp.array([21, 40]), jnp.array([[50, 0], [30, 60]])
@@ -427,13 +427,14 @@ def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
             plain = attention.self_attention(q, k, v, implementation)
             cut = attention.self_attention(q, k, v, implementation, shared)
             packed = attention.self_attention(q, k, v, implementation, segments)
-            return plain + jnp.where(inside[..., None, None], cut, 0) + 2 * packed
+            cut = jnp.where(inside[..., None, None], cut, 0)
+            return plain + cut + jnp.where(numbers[..., None, None] > 0, 2 * packed, 0)
 
         return jax.jit(functools.partial(output_and_gradient, attend))(*qkv)
 
     want = run("reference")
     with sharding.use(sharding.make_mesh(**axes)) if axes else contextlib.nullcontext():
-        got = run("splash")
+        got = run("flash")
     assert called
     assert any(shape[1] == 60 for shape in called)
     for a, b in zip(got, want, strict=True):
@@ -442,7 +443,7 @@ def test_splash_attention_equals_the_reference(axes, length, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "platform", "kernel"),
-    [("splash", "tpu", "tpu_custom_call"), ("cudnn", "cuda", "__cudnn$fmhaSoftmaxBackward")],
+    [("flash", "tpu", "tpu_custom_call"), ("cudnn", "cuda", "__cudnn$fmhaSoftmaxBackward")],
 )
 def test_kernels_lower_for_their_platform(name, platform, kernel, monkeypatch):
     """No such device here: that the program for it holds the kernel is all that is shown."""
@@ -474,12 +475,12 @@ def test_choice_of_attention_says_why(monkeypatch):
     choose = attention.choose.__wrapped__
     config = DecoderConfig.from_hf(PUBLISHED_4B, dtype="bfloat16")
     assert choose(config) == attention.Choice("reference", "there is no kernel for platform cpu")
-    assert choose(dataclasses.replace(config, attention="splash")).name == "splash"
+    assert choose(dataclasses.replace(config, attention="flash")).name == "flash"
     assert "needs dtype" in choose(dataclasses.replace(config, dtype="float32"), "gpu").reason
     small = dataclasses.replace(config, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
     assert "head_dim that 128 divides" in choose(small, "tpu").reason
-    with pytest.raises(ValueError, match=r"attention is 'splash', but .* head_dim"):
-        choose(dataclasses.replace(small, attention="splash"))
+    with pytest.raises(ValueError, match=r"attention is 'flash', but .* head_dim"):
+        choose(dataclasses.replace(small, attention="flash"))
 
     # A kernel is tried before it is chosen, here with stand-ins for those of a GPU.
     stand_ins = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from learner.decoder import heads_tpu, model, rotary
-from learner.decoder.attention import self_attention
+from learner.decoder.attention import LOG2_E, self_attention
 from learner.sampling.decoding import decoding_params
 from learner.training import lora
 from learner.training.lora import LoraConfig
@@ -81,7 +81,7 @@ def test_heads_before_tokens_change_nothing(tiny_model, start, monkeypatch):
     attend = functools.partial(self_attention, implementation="reference")
 
     def heads_first(q, k, v):
-        scaled = q * tiny_model.head_dim**0.5  # Which the order of the kernel leaves out.
+        scaled = q * (tiny_model.head_dim**0.5 / LOG2_E)  # Which the kernel leaves out.
         q, k, v = (x.transpose(0, 2, 1, 3) for x in (scaled, k, v))
         return attend(q, k, v).transpose(0, 2, 1, 3)
 

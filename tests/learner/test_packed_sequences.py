@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 
 import forward_pass
@@ -7,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from learner.decoder import attention
 from learner.decoder.logprobs import token_logprobs
 from learner.training import grpo, lora
 from learner.training.batches import packed_sequences
@@ -39,7 +37,7 @@ def rollout(seed=0):
     )
 
 
-def packed(batch, shapes, shared, chosen, each_alone=False):
+def packed(batch, shapes, chosen, each_alone=False):
     used = np.zeros((len(batch.lengths), BUDGET), bool)
     used[chosen] = (np.arange(BUDGET) < batch.lengths[:, None])[chosen]
     used[:, 4] = False  # A token in the middle that the model did not choose.
@@ -49,21 +47,21 @@ def packed(batch, shapes, shared, chosen, each_alone=False):
     return [
         sequences
         for part in parts
-        for sequences in micro_batches(batch, part, advantages, weights, shapes, shared, 256)
+        for sequences in micro_batches(batch, part, advantages, weights, shapes, 256)
     ]
 
 
 @pytest.mark.parametrize(
-    ("shapes", "shared", "rank", "correction"),
+    ("shapes", "rank", "correction"),
     [
-        ([(4, 40), (2, 40)], True, 0, "token"),
-        ([(2, 96)], False, 2, "sequence"),
-        pytest.param([(2, 96)], False, 0, "token", marks=pytest.mark.slow),
-        pytest.param([(4, 40), (2, 40)], True, 2, "sequence", marks=pytest.mark.slow),
+        ([(4, 40), (2, 40)], 0, "token"),
+        ([(2, 96)], 2, "sequence"),
+        pytest.param([(2, 96)], 0, "token", marks=pytest.mark.slow),
+        pytest.param([(4, 40), (2, 40)], 2, "sequence", marks=pytest.mark.slow),
     ],
 )
 def test_packing_changes_neither_loss_nor_gradient(
-    tiny_model, tiny_params, shapes, shared, rank, correction, monkeypatch
+    tiny_model, tiny_params, shapes, rank, correction, monkeypatch
 ):
     """Beside each completion alone: all terms of the loss, one group partly left out."""
     batch, chosen = rollout(), np.array([0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11])
@@ -108,8 +106,8 @@ def test_packing_changes_neither_loss_nor_gradient(
         gradient = jax.tree.map(lambda *x: sum(x), *[gradient for _, gradient in parts])
         return sum(value for (value, _), _ in parts), sums, gradient
 
-    alone = packed(batch, [(1, 40)], False, chosen, each_alone=True)
-    together = packed(batch, shapes, shared, chosen)
+    alone = packed(batch, [(1, 40)], chosen, each_alone=True)
+    together = packed(batch, shapes, chosen)
     assert len(alone) == len(chosen)
     assert len(together) < 4
     assert max(one.prompts.max() for one in together) > 1
@@ -126,7 +124,7 @@ def test_packing_changes_neither_loss_nor_gradient(
 
 def test_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params):
     batch = rollout()
-    (sequences,) = packed(batch, [(2, 96)], True, np.arange(12))
+    (sequences,) = packed(batch, [(2, 96)], np.arange(12))
     computed = jax.jit(packed_logprobs, static_argnums=(1, 3, 4))
     logprobs, entropies = computed(tiny_params, tiny_model, sequences, 0.5, 259)
     assert np.isfinite(logprobs).all()
@@ -161,24 +159,6 @@ def test_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params):
         for i in range(12)
     ]
     assert sorted(found) == sorted(want)
-
-
-def test_kernels_of_tpus_get_one_completion_for_each_prompt(tiny_model):
-    """They compare one number of each token."""
-    assert attention.shares_prompts(tiny_model)
-    wide = dataclasses.replace(tiny_model, head_dim=128, attention="splash")
-    assert not attention.shares_prompts(wide)
-    (sequences,) = packed(rollout(), [(2, 128)], False, np.arange(12))
-    for sequence in range(2):
-        pairs = {
-            *zip(
-                sequences.prompts[sequence].tolist(),
-                sequences.completions[sequence].tolist(),
-                strict=True,
-            )
-        }
-        completions = [prompt for prompt, completion in pairs if completion]
-        assert len(completions) == len(set(completions)) > 0
 
 
 def test_an_empty_prompt_is_named():

@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from learner.training.grpo_config import GRPOConfig
 
 @st.composite
 def workloads(draw):
-    """Completions with their prompts, shapes that hold each, and whether prompts are shared."""
+    """Completions with their prompts, and shapes that hold each."""
     shards = draw(st.integers(1, 4))
     length = draw(st.integers(128, 5000))
     sequences = shards * draw(st.integers(1, 8))
@@ -22,42 +23,36 @@ def workloads(draw):
     kept = np.flatnonzero(rng.random(groups * size) < 0.8)
     shapes = packing.shapes(sequences, shards, length, groups * size)
     group = np.arange(groups).repeat(size)
-    return (
-        prompts[kept],
-        lengths.astype(int)[kept],
-        group[kept],
-        shapes,
-        shards,
-        draw(st.booleans()),
-    )
+    return prompts[kept], lengths.astype(int)[kept], group[kept], shapes, shards
 
 
 @settings(max_examples=60, deadline=None)
 @given(workloads())
 def test_every_completion_is_packed_once_into_few_sequences(workload):
-    prompts, lengths, groups, shapes, shards, shared = workload
+    prompts, lengths, groups, shapes, shards = workload
     longest = shapes[0][1]
-    parts = packing.split_groups(prompts, lengths, groups, longest, shared)
-    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
-    assert shared or all(len(part) == 1 for part in parts)
-    sizes = np.array([prompts[part[0]] + lengths[part].sum() for part in parts], int)
-    for part, size in zip(parts, sizes, strict=True):
-        assert len(set(groups[part])) == 1
-        assert size <= longest
-    batches = packing.pack(sizes, shapes)
-    assert packing.pack(sizes, shapes) == batches
-    assert sorted(
-        i for _, sequences in batches for sequence in sequences for i in sequence
-    ) == list(range(len(parts)))
+    batches = packing.pack(prompts, lengths, groups, shapes)
+    made = [parts for _, contents in batches for parts in contents]
+    assert sorted(i for parts in made for part in parts for i in part) == [*range(len(lengths))]
+    again = packing.pack(prompts, lengths, groups, shapes)
+    jax.tree.map(np.testing.assert_array_equal, again, batches)
+
+    def tokens(parts):
+        for part in parts:
+            assert len(set(groups[part])) == 1
+        assert len({groups[part[0]] for part in parts}) == len(parts)
+        return sum(prompts[part[0]] + lengths[part].sum() for part in parts)
+
     for (sequences, length), contents in batches:
         assert (sequences, length) in shapes
         assert sequences % shards == 0
         assert len(contents) == sequences
         assert any(contents)
-        assert all(sizes[sequence].sum() <= length for sequence in contents)
+        assert all(tokens(parts) <= length for parts in contents)
     # Best fit leaves no two of the longest at most half full; and a step fills micro-batches.
-    sequences = min(shapes[-1][0], max(1, len(parts)))
-    enough = -(-max(1, 2 * sizes.sum() // longest) // sequences) * sequences
+    sequences = min(shapes[-1][0], max(1, len(lengths)))
+    apart = int((prompts + lengths).sum())
+    enough = -(-max(1, 2 * apart // longest) // sequences) * sequences
     used = sum(
         sequences * length * (packing._LINEAR + length) for (sequences, length), _ in batches
     )
@@ -90,18 +85,16 @@ def test_recommended_layouts_use_their_tokens(sequences, shards):
     """Qwen3-4B on v5e-8, v6e-8, v5p-64, completions of lognormal lengths: at most four shapes."""
     config = GRPOConfig(max_new_tokens=4096, micro_batch_size=sequences)
     rng = np.random.default_rng(0)
-    needed, made, shapes = 0, 0, set()
+    apart, made, shapes = 0, 0, set()
     for _ in range(20):
         prompts = rng.integers(250, 513, 32).repeat(8)
         lengths = rng.lognormal(np.log(1000) - np.log(2) / 2, np.log(2) ** 0.5, 256)
         lengths = np.minimum(lengths.astype(int), 4096)
         allowed = config.sequence_shapes(int(prompts.max()), shards)
         groups = np.arange(256) // 8
-        parts = packing.split_groups(prompts, lengths, groups, allowed[0][1], shared=False)
-        sizes = np.array([prompts[i] + lengths[i] for (i,) in parts])
-        batches = packing.pack(sizes, allowed)
+        batches = packing.pack(prompts, lengths, groups, allowed)
         shapes |= {shape for shape, _ in batches}
-        needed += sizes.sum()
+        apart += (prompts + lengths).sum()
         made += sum(sequences * length for (sequences, length), _ in batches)
-    assert needed > 0.94 * made
+    assert apart > 1.1 * made  # Prompts that are shared save more than padding takes.
     assert len(shapes) <= 4

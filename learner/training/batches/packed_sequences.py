@@ -99,7 +99,6 @@ def micro_batches(
     advantages: np.ndarray,
     weights: np.ndarray,
     shapes: Sequence[packing.Shape],
-    shared: bool,
     pad_id: int,
 ) -> Iterator[PackedSequences]:
     """Packs the chosen completions.
@@ -110,19 +109,16 @@ def micro_batches(
       advantages: f32[N].
       weights: f32[N, M], computed over all completions of the update.
       shapes: of `packing.shapes`.
-      shared: whether the completions of a part may be several.
     """
     group = chosen // batch.group_size
     prompts = np.array(list(map(len, batch.prompts)))[group]
     lengths = batch.lengths[chosen].astype(np.int64)
-    parts = packing.split_groups(prompts, lengths, group, shapes[0][1], shared)
-    sizes = np.array([prompts[part[0]] + lengths[part].sum() for part in parts])
-    for (sequences, length), contents in packing.pack(sizes, shapes):
+    for (sequences, length), contents in packing.pack(prompts, lengths, group, shapes):
         packed = PackedSequences.empty(sequences, length, pad_id)
-        for sequence, of_sequence in enumerate(contents):
+        for sequence, parts in enumerate(contents):
             begin = 0
-            for number in of_sequence:
-                own = chosen[parts[number]]
+            for numbers in parts:
+                own = chosen[numbers]
                 completions = [batch.tokens[i, : batch.lengths[i]] for i in own]
                 prompt = batch.prompts[own[0] // batch.group_size]
                 begin, slots = packed.add(sequence, begin, prompt, completions)

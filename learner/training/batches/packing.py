@@ -1,7 +1,7 @@
 """Which completions share a sequence, and which sequences a micro-batch: best fit, few shapes.
 
-A *part* is a prompt with some of its completions, and is packed as a whole. All of it is NumPy on
-lengths that every process knows, so that every process makes the same sequences.
+All of it is NumPy on lengths that every process knows, so that every process makes the same
+sequences.
 """
 
 import itertools
@@ -47,82 +47,63 @@ def shapes(sequences: int, shards: int, length: int, completions: int) -> list[S
     return [(x, length) for x in halves]
 
 
-def split_groups(
-    prompts: np.ndarray, lengths: np.ndarray, groups: np.ndarray, length: int, shared: bool
-) -> list[np.ndarray]:
-    """Cuts completions into parts that fit a sequence.
+def pack(
+    prompts: np.ndarray, lengths: np.ndarray, groups: np.ndarray, allowed: Sequence[Shape]
+) -> list[tuple[Shape, list[list[np.ndarray]]]]:
+    """Assigns completions to the sequences of micro-batches, for little padding and attention.
+
+    Those in one sequence share their prompt, if it is the same. Attention costs less in short
+    sequences. Some numbers of the longest sequences are tried, down to what long completions need;
+    shorter sequences take the rest.
 
     Args:
       prompts: i64[n], tokens of each completion's prompt.
-      lengths: i64[n], tokens of each completion; with its prompt at most `length`.
+      lengths: i64[n], tokens of each completion; with its prompt at most the longest sequence.
       groups: i64[n], completions with one number have one prompt.
-      length: tokens of a sequence.
-      shared: whether completions of a part share their prompt; else each is a part.
-
-    Returns:
-      The numbers of each part's completions.
-    """
-    if not shared:
-        return [np.array([i]) for i in range(len(lengths))]
-    parts = []
-    for group in np.unique(groups):
-        (own,) = np.nonzero(groups == group)
-        own = own[np.argsort(-lengths[own], kind="stable")]
-        capacity = length - int(prompts[own[0]])
-        sequence_of = np.array(_best_fit(lengths[own], [capacity] * len(own)))
-        # One after another, not the fullest first: the rest is small, and fills other sequences.
-        parts += [own[sequence_of == sequence] for sequence in np.unique(sequence_of)]
-    return parts
-
-
-def pack(sizes: np.ndarray, allowed: Sequence[Shape]) -> list[tuple[Shape, list[list[int]]]]:
-    """Assigns parts to the sequences of micro-batches, for little padding and attention.
-
-    Attention goes through whole sequences, so it costs less in short ones. Some numbers of the
-    longest sequences are tried, down to what the long parts need; shorter sequences take the rest.
-
-    Args:
-      sizes: i64[n], tokens of each part, at most those of the longest sequence.
       allowed: of `shapes`.
 
     Returns:
-      For each micro-batch its shape and, for each of its sequences, the numbers of the parts in it.
-      Every part is in one sequence; every micro-batch has a part.
+      For each micro-batch its shape and, for each of its sequences, its parts: the numbers of the
+      completions to one prompt. Every completion is in one part; every micro-batch has a part.
     """
-    order = np.argsort(-sizes, kind="stable")
-    parts, total = sizes[order], int(sizes.sum())
+    # Group by group, so that much is shared, those with the longest completions first.
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    largest = np.zeros(len(first), np.int64)
+    np.maximum.at(largest, group, lengths)
+    order = np.lexsort((-lengths, group, -largest[group]))
+    ordered = np.stack([prompts, lengths, group])[:, order]
+    total = int(lengths.sum() + prompts[first].sum())
     longest, fewest, unit = allowed[0][1], allowed[-1][0], _tokens(allowed[-1])
     long, short = ([x for x in allowed if (x[1] == longest) == same] for same in (True, False))
 
     def of_longest(some: np.ndarray) -> int:
-        """The fewest of the longest sequences that hold some parts."""
-        sequences = 1 + max(_best_fit(some, [longest] * len(some)) or [-1])
+        """The fewest of the longest sequences that hold some completions."""
+        sequences = 1 + max(_best_fit(some, [longest] * some.shape[1]) or [-1])
         return -(-sequences // fewest) * fewest
 
-    most = of_longest(parts)
-    least = of_longest(parts[parts > short[0][1]]) if short else most
+    most = of_longest(ordered)
+    least = of_longest(ordered[:, ordered[:2].sum(axis=0) > short[0][1]]) if short else most
     best: tuple[float, list[Shape], list[int]] = math.inf, [], []
     for count in np.unique(np.linspace(most, least, _TRIALS).astype(int) // fewest)[::-1]:
-        first = _micro_batches(int(count) * fewest * longest, long)
-        units = max(0, -(-(total - sum(map(_tokens, first))) // unit))
+        begun = _micro_batches(int(count) * fewest * longest, long)
+        units = max(0, -(-(total - sum(map(_tokens, begun))) // unit))
         while True:
-            batches = first + _micro_batches(units * unit, short)
+            batches = begun + _micro_batches(units * unit, short)
             cost = sum(_tokens(shape) * (_LINEAR + shape[1]) for shape in batches)
             if cost >= best[0]:
                 break
-            found = _best_fit(
-                parts, [length for sequences, length in batches for _ in range(sequences)]
-            )
+            of_sequences = [length for sequences, length in batches for _ in range(sequences)]
+            found = _best_fit(ordered, of_sequences)
             if found is not None:
                 best = cost, batches, found
                 break
             units += 1 + units // 64
     _, batches, sequences_of = best
-    contents: list[list[int]] = [[] for _ in range(sum(sequences for sequences, _ in batches))]
-    for part, sequence in zip(order, sequences_of, strict=True):
-        contents[sequence].append(int(part))
-    sequences = iter(contents)
-    made = [(shape, list(itertools.islice(sequences, shape[0]))) for shape in batches]
+    parts: list[dict[int, list[int]]] = [{} for _ in range(sum(n for n, _ in batches))]
+    for number, sequence in zip(order.tolist(), sequences_of, strict=True):
+        parts[sequence].setdefault(int(groups[number]), []).append(number)
+    contents = iter([list(map(np.array, of_sequence.values())) for of_sequence in parts])
+    made = [(shape, list(itertools.islice(contents, shape[0]))) for shape in batches]
     return [(shape, of) for shape, of in made if any(of)]
 
 
@@ -139,18 +120,24 @@ def _micro_batches(total: int, allowed: Sequence[Shape]) -> list[Shape]:
     return found
 
 
-def _best_fit(sizes: np.ndarray, lengths: Sequence[int]) -> list[int] | None:
-    """The sequence in which each part leaves the least space; None if one fits nowhere.
+def _best_fit(completions: np.ndarray, of_sequences: Sequence[int]) -> list[int] | None:
+    """The sequence of each completion; None if one fits nowhere.
 
-    Of equally good sequences it is the first, so sequences of one length are used in order.
+    It is the one in which the least space is left, and the first of equally good ones, so sequences
+    of one length are used in order.
+
+    Args:
+      completions: i64[3, n], the tokens of each one's prompt, its own, and the prompt's number.
+      of_sequences: tokens of each sequence.
     """
-    free = np.array(lengths)
-    assigned = []
-    for size in sizes:
-        fits = np.where(free >= size, free, np.iinfo(free.dtype).max)
-        sequence = int(fits.argmin())
-        if free[sequence] < size:
+    free = np.array(of_sequences, np.int64)
+    lacks = np.ones((1 + completions[2].max(initial=0), len(free)), np.int64)
+    assigned, far = [], np.iinfo(np.int64).max
+    for prompt, length, group in completions.T:
+        left = free - length - lacks[group] * prompt
+        sequence = int(np.where(left < 0, far, left).argmin())
+        if left[sequence] < 0:
             return None
-        free[sequence] -= size
+        free[sequence], lacks[group, sequence] = left[sequence], 0
         assigned.append(sequence)
     return assigned
