@@ -90,7 +90,8 @@ def summary(
     predicted = {name: program.seconds for name, program in by_name.items()}
     least = {name: program.least for name, program in by_name.items()}
     measured = {name: program.measured for name, program in by_name.items()}
-    step = by_name["segment"]
+    step, of_mixed = by_name["segment"], {"gradients": by_name["gradients"].mixed}
+    mixed = rates(config, target, work, layout, step.bytes_ideal, predicted | of_mixed)
     slots = layout.completions * layout.shards
     in_use = metrics.machine({}, {}).get(f"{metrics.MACHINE}device_memory_peak")
     return {
@@ -107,6 +108,7 @@ def summary(
         "mixed_tokens_per_second": step.mixed and slots / step.mixed,
         "decode_attention": _fraction(step),
         "update_attention": _fraction(by_name["gradients"]),
+        "mixed_update_mfu": mixed["update_mfu"],
         "least": rates(config, target, work, layout, step.bytes_ideal, least),
         "measured": rates(config, target, work, layout, step.bytes_ideal, measured),
     }

@@ -80,7 +80,8 @@ def cost(
             kernel = schedule.call(instruction.name, dims, found, caches)
             least = moved if kernel.nbytes is None else kernel.nbytes
             nbytes += times * (least - moved)
-            took = times * max(kernel.cycles / chip.clock, least / chip.bandwidth)
+            limits = (kernel.cycles / chip.clock, least / chip.bandwidth, kernel.flops / chip.flops)
+            took = times * max(limits)
             seconds += took
             attention += took * kernel.attention
         elif instruction.opcode in COLLECTIVES and instruction.cycles is None:

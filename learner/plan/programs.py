@@ -8,7 +8,6 @@ gradients of one micro-batch and the optimizer.
 import dataclasses
 import time
 import types
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,7 +35,7 @@ PARTS = {
 }
 
 # What `learner.decoder.attention.choose` would choose on each platform.
-_ATTENTION = {"tpu": "splash", "cuda": "cudnn"}
+_ATTENTION = {"tpu": "flash", "cuda": "cudnn"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Program:
         seconds: predicted, `learner.plan.cost`; None for GPUs.
         least: the same by schedules and bytes alone.
         attention: of `seconds`, those of attention kernels.
-        mixed: predicted seconds of a decoding step with `schedule.mixed` caches, not full ones.
+        mixed: predicted seconds of a decoding step, or of gradients, with `schedule.mixed` lengths.
         measured: seconds it took, `learner.plan.measure`; of a segment, for one step of decoding.
         executable: None if it does not compile.
     """
@@ -140,14 +139,15 @@ def compiled(
     state = abstract_train_state(config, training.optimizer, mesh, training.lora)
     made = {}
     for name in (name for name in PARTS if name in lowered):
+        full, mixed = (
+            x(prompt_length, training.max_new_tokens) for x in (schedule.full, schedule.mixed)
+        )
         if name == "segment":
-            caches = [
-                x(prompt_length, training.max_new_tokens) for x in (schedule.full, schedule.mixed)
-            ]
             times = trainer.sampler.segment_tokens
-            made[name] = compile_program(name, lowered[name], chip, times, caches)
+            made[name] = compile_program(name, lowered[name], chip, times, (full, mixed))
         else:
-            made[name] = compile_program(name, lowered[name], chip)
+            caches = (None, mixed if name == "gradients" else None)
+            made[name] = compile_program(name, lowered[name], chip, caches=caches)
 
     needs_frozen = training.objective.kl_coef > 0 or training.lora.rank
     frozen = sharding.device_bytes(params) if needs_frozen else 0
@@ -169,7 +169,7 @@ def compile_program(
     lowered: jax.stages.Lowered,
     chip: Chip,
     times: int = 1,
-    caches: Sequence[schedule.Caches] = (),
+    caches: tuple[schedule.Caches | None, schedule.Caches | None] = (None, None),
 ) -> Program:
     """Compile a program.
 
@@ -178,7 +178,8 @@ def compile_program(
         lowered: the program, for devices of the chip.
         chip: what the devices are.
         times: iterations of its loop, if that has no known trip count; the cost is that of one.
-        caches: of a decoding step: full ones, and mixed ones; empty for other programs.
+        caches: of a decoding step: full ones, and mixed ones. Sequences of an update are full, or
+            filled with completions of mixed lengths.
     """
     schedule.forget()
     start = time.perf_counter()
@@ -189,8 +190,7 @@ def compile_program(
     seconds = time.perf_counter() - start
     memory: Any = program.memory_analysis()
     text = program.as_text() or ""
-    of_all = cost(text, chip, times, caches[0] if caches else None)
-    of_mixed = cost(text, chip, times, caches[1]) if caches else of_all
+    of_all, of_mixed = (cost(text, chip, times, x) for x in caches)
 
     def each(total: float | None) -> float | None:
         return None if total is None else total / times

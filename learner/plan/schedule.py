@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from learner.decoder import flash_tpu
 from learner.decoder.decode_tpu import block_tokens
+from learner.training.batches import packing
 
 # Bundles after a branch that run whether it is taken or not.
 _DELAY = 4
@@ -22,6 +24,8 @@ _DELAY = 4
 _MEGACORE = "BarrierMegacore"
 # Iterations that fill and drain the pipeline of a kernel's grid.
 _FILL = 2
+# Completions of a step, and of those to a prompt, that fill sequences of an update.
+_COMPLETIONS, _GROUP = 256, 8
 
 
 class Schedule(NamedTuple):
@@ -131,15 +135,17 @@ class Call(NamedTuple):
         cycles: at least.
         nbytes: that it reads and writes; None where it says so itself.
         attention: whether it is attention.
+        flops: operations of its products, where they are counted.
     """
 
     cycles: float
     nbytes: int | None = None
     attention: bool = False
+    flops: float = 0.0
 
 
 class Caches(NamedTuple):
-    """How full the caches of a decoding step are.
+    """How full the caches of a decoding step are, and sequences of an update.
 
     Attributes:
         prompt: tokens of each prompt.
@@ -176,16 +182,55 @@ def call(
         schedule: of the kernel.
         caches: of a decoding step.
     """
-    if name.startswith("splash"):
-        # The first operand says which tiles there are; under a causal mask a half and the diagonal
-        # are computed, and the largest part does it. Others begin or end a row of tiles.
-        tiles, steps, largest = operands[0][-1], schedule.steps or 0, max(schedule.parts, default=0)
-        computed = steps * (tiles + 1) / (2 * tiles)
-        runs = [computed if x == largest else steps / tiles for x in schedule.parts]
-        return Call(schedule.cycles(None, runs), attention=True)
+    if "flash_forward" in name or "flash_backward" in name:
+        return _whole_sequences("backward" in name, operands, schedule, caches)
     if name.startswith("append_and_attend") and caches is not None:
         return _decoding(operands, schedule, caches)
     return Call(schedule.cycles())
+
+
+def _whole_sequences(
+    backward: bool,
+    operands: Sequence[tuple[int, ...]],
+    schedule: Schedule,
+    caches: Caches | None,
+) -> Call:
+    """`learner.decoder.flash_tpu`, whose operands begin with its steps and end with `ends`.
+
+    The two largest parts compute a tile, without and with a mask. Those around them begin and end
+    a row of tiles; in the backward pass, those around these begin and end a sequence.
+    """
+    (B, K, R, queries, h), (_, _, T) = operands[1], operands[-1]
+    tile = flash_tpu.tile_size(queries, T)
+    tiles, masked = operands[0][0] / B, queries / tile
+    if caches is not None:
+        tiles, masked = _packed_tiles(caches, T)
+    runs, parts = [float(schedule.steps or 0)] * len(schedule.parts), schedule.parts
+    first = max(range(len(parts) - 1), key=lambda i: parts[i] + parts[i + 1])
+    times = [queries / tile, tiles - masked, masked, queries / tile]
+    times = [1.0, *times, 1.0] if backward else times
+    for i, count in enumerate(times, first - (2 if backward else 1)):
+        runs[i] = B * K * count / schedule.cores
+    flops = (5 if backward else 2) * 2 * B * K * R * h * tiles * tile**2
+    return Call(schedule.cycles(None, runs), attention=True, flops=flops)
+
+
+def _packed_tiles(caches: Caches, length: int) -> tuple[float, float]:
+    """Tiles of a packed sequence that are computed, and those of them with a mask, on average."""
+    completions = caches.completions(_COMPLETIONS) + 1
+    prompts, groups = np.full(_COMPLETIONS, caches.prompt), np.arange(_COMPLETIONS) // _GROUP
+    packed = packing.pack(prompts, completions, groups, [(1, length)])
+    ends = np.tile(np.arange(1, length + 1), (len(packed), 1))
+    for of_sequence, (_, (parts,)) in zip(ends, packed, strict=True):
+        begin = 0
+        for numbers in parts:
+            sizes = [caches.prompt + completions[numbers].sum(), *completions[numbers]]
+            of_sequence[begin : begin + caches.prompt] = begin + sizes[0]
+            begin += caches.prompt
+            for size in sizes[1:]:
+                of_sequence[begin : begin + size] = begin + size
+                begin += size
+    return flash_tpu.computed_tiles(ends)
 
 
 def _decoding(operands: Sequence[tuple[int, ...]], schedule: Schedule, caches: Caches) -> Call:

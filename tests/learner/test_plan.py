@@ -202,21 +202,43 @@ def test_kernels_alike_share_a_schedule(monkeypatch):
 
 
 def test_the_schedule_of_a_kernel():
-    """A stored one of splash attention's gradient: 4 heads, 7 x 7 tiles under a causal mask."""
+    """A stored one, of JAX's splash attention's gradient: 4 heads, 7 x 7 tiles."""
     text = Path(__file__).with_name("splash_dq.final_bundles.txt").read_text()
     made = schedule.parse(text)
     assert made == Schedule(4 * 7 * 7, 97, (33, 502, 49))
     assert made.every + sum(made.parts) == 0x2B0 + 1 + 4 - 0xC  # The loop, with what a branch lags.
-    got = schedule.call("splash_mha_dq_no_residuals.1", [(1, 7, 7)], made, None)
-    # In 28 of 49 tiles there is something to compute; a row of tiles begins and ends once.
-    assert got.cycles == (196 + 2) * 97 + 4 * (28 * 502 + 7 * (33 + 49))
-    assert got.attention
     straight = schedule.parse("  0x1 : {}\n  0x2 : {}\n")
     assert straight == Schedule(1, 3, (), fill=0)
     assert straight.cycles() == 3
     # On a chip whose two cores share the grid they wait for each other at its beginning.
     shared = schedule.parse(f"{text}\n  0x2b1 : {{}} /* scheckeq: BarrierMegacore cookie: 1 */\n")
     assert shared == made._replace(cores=2)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_whole_sequences_cost_their_tiles(backward, monkeypatch):
+    """Two sequences of 4 x 4 tiles, three key/value heads of two query heads."""
+    parts = (70, 900, 1000, 80) if not backward else (7, 500, 70, 900, 1000, 80, 300)
+    name = "checkpoint_jvp_flash_backward__.3" if backward else "jvp_flash_forward_.1"
+    kernel = Schedule(60, 100, parts)
+    operands = [(20,), (2, 3, 2, 2048, 128), (2, 3, 2048, 128), (2, 1, 2048)]
+    got = schedule.call(name, operands, kernel, None)
+    # Of ten tiles four are on the diagonal; a row of tiles begins and ends once.
+    want = 62 * 100 + 6 * (4 * 70 + 6 * 900 + 4 * 1000 + 4 * 80)
+    if backward:  # So does a sequence; what is around that runs in each step.
+        want += 60 * 7 + 6 * (500 + 300)
+    assert (got.cycles, got.attention) == (want, True)
+    assert got.flops == 6 * 10 * 2 * 512 * 512 * 128 * 2 * (5 if backward else 2)
+    # Three completions of a tile see their prompt, of a tile too, and themselves.
+    monkeypatch.setattr(schedule, "_COMPLETIONS", 6)
+    monkeypatch.setattr(schedule, "_GROUP", 3)
+    caches = schedule.Caches(512, lambda count: np.full(count, 511))
+    packed = schedule.call(name, operands, kernel, caches)
+    assert got.cycles - packed.cycles == 6 * 3 * 900
+    assert packed.flops == 0.7 * got.flops
+    # Of two cores each has half of the heads.
+    half = schedule.call(name, operands, kernel._replace(cores=2, steps=30), None)
+    assert 2 * (half.cycles - 2 * 100) == want - 2 * 100
 
 
 def test_decoding_costs_what_its_grid_visits():
@@ -233,23 +255,23 @@ def test_decoding_costs_what_its_grid_visits():
     once = 2 * 71 + 8 * 140 + 2 * 4  # A group's beginning and end; a token of each sample.
     blocks = 2 * 512 * 128 * 2  # Bytes of keys and values.
     steps = 2 * (2 + 4 * 2)
-    assert call(1000) == ((steps + 2) * 682 + 4 * 198 + 8 * 2 * 108 + once, 20 * blocks, True)
+    assert call(1000)[:3] == ((steps + 2) * 682 + 4 * 198 + 8 * 2 * 108 + once, 20 * blocks, True)
     # Each sample has as many steps as blocks, an empty one a single step.
     steps = 2 * (2 + 3 * 1 + 8)
-    assert call(0, 10, 10, 4000) == (
+    assert call(0, 10, 10, 4000)[:3] == (
         (steps + 2) * 682 + 4 * 198 + 2 * 10 * 108 + once,
         (4 + 2 * 10) * blocks,
         True,
     )
     # Both groups have as many steps as the fuller one.
-    assert call(*[10] * 7, 4000) == (
+    assert call(*[10] * 7, 4000)[:3] == (
         (steps + 2) * 682 + 4 * 198 + (7 + 8) * 108 + once,
         (4 + 7 + 8) * blocks,
         True,
     )
     # Two cores have a group each, and the one with more to read takes longer.
     kernel = kernel._replace(cores=2)
-    assert call(*[10] * 7, 4000) == (
+    assert call(*[10] * 7, 4000)[:3] == (
         (steps // 2 + 2) * 682 + 2 * 198 + (3 + 8) * 108 + once // 2,
         (4 + 7 + 8) * blocks,
         True,
@@ -369,7 +391,7 @@ def test_the_command_measures_on_the_devices_at_hand(tmp_path, monkeypatch, caps
     printed = capsys.readouterr().out
     assert "on cpu-2" in printed
     assert "fits. Measured: " in printed
-    assert "- decoding: reference (there are kernels beside splash and cuDNN only)" in printed
+    assert "- decoding: reference (there are kernels beside flash and cuDNN only)" in printed
     made = json.loads(out.read_text())
     assert {row["program"] for row in made["programs"]} == set(programs.PARTS)
     assert all(row["measured"] > 0 and row["seconds"] is None for row in made["programs"])
