@@ -471,6 +471,12 @@ def test_a_small_model_compiles_for_tpus():
     assert 0 < row["update_attention"] < 1
     segment = made["segment"]
     assert segment.mixed < segment.seconds
+    # The kernels of whole sequences count their tiles; the forward one runs once a block.
+    gradients = made["gradients"]
+    assert gradients.mixed < gradients.seconds
+    assert row["update_mfu"] < row["mixed_update_mfu"] < row["least"]["mixed_update_mfu"]
+    kernels = re.findall(r"%(\w*flash_\w*)[.\d]* = ", gradients.executable.as_text())
+    assert sorted("backward" in name for name in kernels) == [False, True]
     # The cache is written in place: no second copy of it among the temporaries.
     assert segment.temporaries < 0.5 * segment.reused
     assert segment.bytes_moved < 3 * segment.bytes_ideal
