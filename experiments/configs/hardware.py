@@ -49,6 +49,7 @@ def get_config(name: str = "Qwen3-0.6B@h200") -> ml_collections.ConfigDict:
     config.training.sampling_slots = layout["completions"] * data * fsdp
     config.training.cache_fraction = layout["cache_fraction"]
     config.model.dtype = layout["dtype"]
+    config.model.remat = layout.get("remat", "full")
     config.training.optimizer.moment_dtype = layout["moment_dtype"]
     config.training.lora.rank = layout["lora_rank"]
     return config

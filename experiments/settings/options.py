@@ -38,7 +38,7 @@ class ModelSettings:
       cache_dtype: of the KV cache: "" is `dtype`, "float8_e4m3fn" half the memory of 16 bits.
         Sampling then differs from training: see `training.objective.importance_correction`.
       remat: rematerialization, what every block saves for the backward pass: "none" (everything is
-        saved), "dots", "outputs", "full" or "offload"; see `DecoderConfig`.
+        saved), "dots", "attention", "outputs", "full" or "offload"; see `DecoderConfig`.
       scan_unroll: blocks in each iteration of the scan over layers.
     """
 

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from learner.checks import first_line
@@ -37,8 +38,9 @@ _QUERY_BLOCK, _BANDS = 64, 8
 LANES = 128
 #: What queries are multiplied by for the kernel of TPUs, beside h^-1/2: its softmax has base 2.
 LOG2_E = math.log2(math.e)
-#: What that kernel returns and its backward pass needs, for policies of `jax.checkpoint`.
-KERNEL_RESULTS = "attention_kernel"
+#: For policies of `jax.checkpoint`: what that kernel returns and its backward pass needs, and what
+#: others return.
+KERNEL_RESULTS, RESULTS = "attention_kernel", "attention"
 
 
 @jax.tree_util.register_dataclass
@@ -242,7 +244,7 @@ def _attend(
     if implementation == "flash":
         axes = ("batch", "length", "heads", "head_dim")
         return over_mesh(_KERNELS[implementation], axes, q, k, v, batched=(layout,))
-    return _KERNELS[implementation](q, k, v, layout)
+    return checkpoint_name(_KERNELS[implementation](q, k, v, layout), RESULTS)
 
 
 def _shared_attention(

@@ -13,7 +13,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 CACHE_DTYPES = ("", "float8_e4m3fn")
 
 #: What the backward pass keeps of a block; the rest is computed again. See `DecoderConfig.remat`.
-REMAT = ("none", "dots", "outputs", "full", "offload")
+REMAT = ("none", "dots", "attention", "outputs", "full", "offload")
 
 #: Implementations of self-attention; see `learner.decoder.attention`.
 ATTENTION = ("auto", "reference", "cudnn", "flash")
@@ -169,9 +169,10 @@ class DecoderConfig:
             bits, and its three bits of mantissa make sampling differ from training.
         remat: what is kept of every block for the backward pass, from the most memory to the
             least: "none" all of it (nothing is computed twice); "dots" the outputs of the seven
-            projections; "outputs" those of attention and feed-forward layer; "full" only its
-            input; "offload" its input too, but in the memory of the host. All but the last also
-            keep what the kernel of TPUs for attention returns.
+            projections; "attention" what enters attention's output projection; "outputs" what
+            leaves attention and feed-forward layer; "full" only its input; "offload" its input
+            too, but in the memory of the host. With the first three the forward kernel of TPUs
+            for attention runs once.
         scan_unroll: blocks per iteration of the scan over layers. `num_hidden_layers` unrolls
             it wholly, which is faster on CPUs and slower to compile.
         attention: "auto" chooses by platform; the others force one (`learner.decoder.attention`).

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from learner.decoder.attention import (
     KERNEL_RESULTS,
     LOG2_E,
+    RESULTS,
     Segments,
     SharedPrompt,
     choose,
@@ -46,8 +47,9 @@ _KEEP = {
     "dots": _POLICIES.save_from_both_policies(
         _POLICIES.dots_with_no_batch_dims_saveable, _POLICIES.save_only_these_names(KERNEL_RESULTS)
     ),
-    "outputs": _POLICIES.save_only_these_names("attention_output", "mlp_output", KERNEL_RESULTS),
-    "full": _POLICIES.save_only_these_names(KERNEL_RESULTS),
+    "attention": _POLICIES.save_only_these_names(KERNEL_RESULTS, RESULTS),
+    "outputs": _POLICIES.save_only_these_names("attention_output", "mlp_output"),
+    "full": _POLICIES.nothing_saveable,
     "offload": _POLICIES.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
         names_which_can_be_offloaded=["block_input"],

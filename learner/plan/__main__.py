@@ -68,7 +68,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="dtype of activations and decoding; by default the chip's",
     )
     add("--cache_dtype", choices=CACHE_DTYPES, default="", help="of the KV cache, if not that")
-    add("--remat", choices=REMAT, default="full", help="what is kept for the backward pass")
+    add("--remat", choices=REMAT, help="what is kept for the backward pass; derived if not given")
     add("--json", type=Path, help="file for the layouts, and for the programs that were measured")
     for field in dataclasses.fields(Work):
         default: Any = field.default
@@ -108,6 +108,7 @@ def summary(
         "chips": target.count,
         "sequences": layout.sequences,
         "completions": layout.completions,
+        "remat": layout.remat,
         "fits": layout_lib.fits(programs, target),
         "peak": max(program.total for program in programs),
         "memory": target.chip.memory,
@@ -216,11 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen = [Target.of_this_process()]
         else:
             chosen = [Target.parse(name) for name in options.chips.split(",")]
-        given = None
-        if options.mesh:
-            given = Layout(
-                *sharding.mesh_size(options.mesh), options.sequences, options.completions
-            )
+        mesh_sizes = sharding.mesh_size(options.mesh) if options.mesh else None
         print(
             f"Prompts of {work.prompt_length} tokens, completions of up to {work.max_new_tokens}; "
             "GB of one device."
@@ -229,9 +226,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             for target in chosen:
                 dtype = options.dtype or target.chip.half
                 compute = {"dtype": dtype, "cache_dtype": options.cache_dtype}
-                config = _model(name, remat=options.remat, **compute)
+                config = _model(name, **compute)
                 config = programs_lib.for_target(config, target, work.lora_rank)
-                layout, programs = layout_lib.plan(config, target, work, given)
+                remat, given = options.remat or layout_lib.kept(config), None
+                if mesh_sizes:
+                    given = Layout(*mesh_sizes, options.sequences, options.completions, remat)
+                layout, programs = layout_lib.plan(config, target, work, given, options.remat)
+                config = dataclasses.replace(config, remat=layout.remat)
                 if target.at_hand and layout_lib.fits(programs, target):
                     mesh, training = layout.on(target.devices()), layout.training(work)
                     try:

@@ -67,6 +67,7 @@ class Layout:
         sequences: sequences of a micro-batch on each batch shard.
         completions: completions sampled at a time for each batch shard; decoding may place
             sequences differently (`learner.sampling.sampler`).
+        remat: what is kept of every block for the backward pass, see `DecoderConfig`.
     """
 
     data: int
@@ -74,6 +75,7 @@ class Layout:
     tensor: int
     sequences: int
     completions: int
+    remat: str = "full"
 
     @property
     def shards(self) -> int:
@@ -105,7 +107,14 @@ class Layout:
         )
 
 
-def layouts(config: DecoderConfig, target: Target, work: Work) -> list[Layout]:
+def kept(config: DecoderConfig) -> str:
+    """The first value to try of what is kept for the backward pass."""
+    return "attention" if config.attention == "flash" else "full"
+
+
+def layouts(
+    config: DecoderConfig, target: Target, work: Work, remat: str | None = None
+) -> list[Layout]:
     """Layouts that should fit, the fastest first, judged by weights, state and caches alone.
 
     Most of a step is decoding. For each token it reads the caches of its completions and the
@@ -151,7 +160,7 @@ def layouts(config: DecoderConfig, target: Target, work: Work) -> list[Layout]:
         )
         seconds = (weights + completions * cache / tensor) / target.chip.bandwidth
         seconds += (split > 1) * 2 * config.num_hidden_layers * _EXCHANGE_SECONDS
-        layout = Layout(data, fsdp, tensor, sequences, completions)
+        layout = Layout(data, fsdp, tensor, sequences, completions, remat or kept(config))
         found.append((float(f"{seconds / (layout.shards * completions):.3g}"), layout))
     return [x for _, x in sorted(found, key=lambda pair: (pair[0], pair[1].tensor, pair[1].fsdp))]
 
@@ -162,28 +171,34 @@ def fits(programs: list[Program], target: Target) -> bool:
 
 
 def plan(
-    config: DecoderConfig, target: Target, work: Work, layout: Layout | None = None
+    config: DecoderConfig,
+    target: Target,
+    work: Work,
+    layout: Layout | None = None,
+    remat: str | None = None,
 ) -> tuple[Layout, list[Program]]:
     """Compile a model for a slice, with the first layout that fits or, if none does, the last one.
 
     A layout that does not fit is tried again with half the completions at a time if sampling is
-    too large, and half the sequences if the update is.
+    too large, and half the sequences, or less kept for the backward pass, if the update is.
 
     Args:
         config: the model; `learner.plan.programs.for_target`.
         target: the chips.
         work: what is trained.
         layout: the only one to try; None derives it.
+        remat: that of derived layouts; None derives it, too.
 
     Raises:
         ValueError: no layout is possible, or the chips have no compiler here.
     """
     devices, tries = target.devices(), _MOST_TRIES
     one: Layout | None
-    for one in [layout] if layout else layouts(config, target, work):
+    for one in [layout] if layout else layouts(config, target, work, remat):
         while one is not None:
             mesh, training = one.on(devices), one.training(work)
-            programs = compiled(config, training, mesh, work.prompt_length, target.chip)
+            model_config = dataclasses.replace(config, remat=one.remat)
+            programs = compiled(model_config, training, mesh, work.prompt_length, target.chip)
             tries -= 1
             if layout or tries == 0 or fits(programs, target):
                 return one, programs
@@ -197,14 +212,16 @@ def plan(
 def _smaller(layout: Layout, programs: list[Program], target: Target) -> Layout | None:
     """The layout with half of what does not fit; None if that cannot be halved."""
     parts = {PARTS[p.name] for p in programs if not fits([p], target)}
-    sequences, completions = layout.sequences, layout.completions
-    if "update" in parts:
+    sequences, completions, remat = layout.sequences, layout.completions, layout.remat
+    if "update" in parts and sequences == 1 and remat == "attention":
+        remat = "full"
+    elif "update" in parts:
         sequences //= 2
     if "sampling" in parts:
         completions //= 2
     if sequences < 1 or completions < 1:
         return None
-    return dataclasses.replace(layout, sequences=sequences, completions=completions)
+    return dataclasses.replace(layout, sequences=sequences, completions=completions, remat=remat)
 
 
 def _power_below(number: int) -> int:

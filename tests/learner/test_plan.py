@@ -311,12 +311,17 @@ def test_layouts_divide_the_model_and_stay_on_a_host():
         for chips in ("v5e-8", "v5p-64", "v6e-16", "h100-8", "h200"):
             target = Target.parse(chips)
             found = layout.layouts(config, target, Work(max_new_tokens=4096))
+            # The kernel of TPUs makes it worth while to keep more.
+            on_tpu = programs.for_target(config, Target.parse("v5e-8"))
+            of_kernel = layout.layouts(on_tpu, target, Work(max_new_tokens=4096))
+            assert {x.remat for x in of_kernel} <= {"attention"}
             for one in found:
                 assert one.shards * one.tensor == target.count
                 assert one.tensor <= target.per_host
                 assert config.hidden_size % one.fsdp == config.num_key_value_heads % one.tensor == 0
                 assert one.shards * one.completions <= 256
                 one.training(Work())  # Raises where the batch does not divide.
+                assert one.remat == "full"
             assert found or name == "Qwen3-8B", (name, chips)
 
 
@@ -345,6 +350,11 @@ def test_what_does_not_fit_is_halved_where_it_is_too_much():
     update = [Program("segment"), Program("gradients", problem="out of memory")]
     assert layout._smaller(one, update, target) == Layout(1, 1, 8, 1, 32)
     assert layout._smaller(Layout(1, 1, 8, 1, 32), update, target) is None
+    # The last to go before a layout is given up is what attention returned.
+    kept = [Layout(1, 1, 8, count, 32, "attention") for count in (2, 1)]
+    assert layout._smaller(kept[0], update, target) == kept[1]
+    assert layout._smaller(kept[1], update, target) == Layout(1, 1, 8, 1, 32, "full")
+    assert layout._smaller(kept[1], sampling[:1], target).remat == "attention"
     assert layout.fits([Program("segment", arguments=int(0.9 * over))], target)
 
 
