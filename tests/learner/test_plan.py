@@ -464,7 +464,7 @@ def small(of_cache):
     target, work = Target.parse("v5e-4"), Work(max_new_tokens=1100)
     config = dataclasses.replace(SMALL, dtype="bfloat16", cache_dtype=of_cache)
     config = programs.for_target(config, target)
-    one, made = layout.plan(config, target, work, Layout(1, 4, 1, 1, 8))
+    one, made = layout.plan(config, target, work, Layout(1, 4, 1, 1, 8, "attention"))
     row = {"config": "small", **command.summary(config, target, work, one, made)}
     assert "fits. Predicted:" in command.table(row, made)
     return row, {program.name: program for program in made}
