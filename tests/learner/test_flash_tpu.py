@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import micro_model
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -119,3 +120,20 @@ def test_many_tiles_equal_the_reference(heads, pieces, monkeypatch):
     got = results(functools.partial(attention._flash, interpret=True))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-4, rtol=2e-4)
+
+
+def test_what_a_run_tries_first_has_tiles_of_all_kinds(monkeypatch):
+    """Left out, whole and masked: otherwise a fault on a real chip would go unseen."""
+    seen = []
+
+    def kernel(q, k, v, layout=None):
+        if isinstance(layout, attention.Segments):
+            jax.debug.callback(lambda ends: seen.append(np.asarray(ends)), layout.ends())
+        return attention._flash(q, k, v, layout, interpret=True)
+
+    monkeypatch.setitem(attention._KERNELS, "flash", kernel)
+    config = micro_model.config(head_dim=128, num_attention_heads=4, dtype="bfloat16")
+    assert attention._try("flash", config) is None
+    computed, masked = flash_tpu.computed_tiles(seen[0])
+    tiles = seen[0].shape[1] // flash_tpu.tile_size(seen[0].shape[1])
+    assert 0 < masked < computed < tiles * (tiles + 1) / 2
