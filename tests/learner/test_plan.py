@@ -189,6 +189,17 @@ def test_what_has_no_estimate_counts_by_its_schedule(monkeypatch):
         assert seconds(without, **schedules) == pytest.approx(by_bytes)
 
 
+def test_a_kernel_takes_the_time_of_its_products(monkeypatch):
+    """At least, at the peak of the data sheet: some schedules are shorter."""
+    chip = CHIPS["v5e"]
+    monkeypatch.setattr(schedule, "find", {"kernel": Schedule(2, 1, ())}.get)
+    before = cost(TEXT, chip)
+    counted = schedule.Call(2.0, attention=True, flops=chip.flops)
+    monkeypatch.setattr(schedule, "call", lambda *_: counted)
+    assert cost(TEXT, chip).attention == pytest.approx(1)
+    assert before.attention == 0
+
+
 def test_kernels_alike_share_a_schedule(monkeypatch):
     """The compiler writes one for all that have operands of the same kind in the same memories."""
     chip = CHIPS["v5e"]
