@@ -63,8 +63,8 @@ def tables(
         outcomes,
         "completion tokens/s",
         f"{rounds} processes of each in turns, and the best of them. float32, the same weights, "
-        "AdamW, clipped gradients, DAPO's loss without KL. This project puts completions of a "
-        "prompt into one row, which computes the prompt once; the gradient is the same.",
+        "AdamW, clipped gradients, DAPO's loss without KL. Here completions in "
+        "one sequence share their prompt, which is computed once; the gradient is the same.",
     )
 
 

@@ -36,7 +36,7 @@ _ROWS_BY_COLUMNS, _ROWS_BY_ROWS = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), 
 
 
 def flash_attention(
-    q: Array, k: Array, v: Array, ends: Array, name: str = "", interpret: bool = False
+    q: Array, k: Array, v: Array, ends: Array, name: str, interpret: bool = False
 ) -> Array:
     """Attention of the last Q tokens of sequences of T; R = H / K query heads share keys.
 
@@ -93,7 +93,7 @@ _attention.defvjp(_fwd, _bwd)
 
 
 def tile_size(*tokens: int) -> int:
-    """Tokens of a tile that divide numbers of tokens."""
+    """The largest tile, in tokens, that divides each of some numbers of tokens."""
     return next(size for size in _TILES if not any(count % size for count in tokens))
 
 
@@ -129,7 +129,7 @@ def _steps(ends: Array, queries: int, by_keys: bool) -> Array:
 
 
 def computed_tiles(ends: np.ndarray) -> tuple[float, float]:
-    """Tiles of a sequence that are computed, and those of them with a mask, on average."""
+    """Tiles of a sequence that are computed, and those with a mask; means over `ends` i32[B, T]."""
     steps = np.asarray(_steps(jnp.asarray(ends), ends.shape[1], by_keys=False))
     active, mask = (float(np.mean(np.sum(steps & x != 0, axis=1))) for x in (_ACTIVE, _MASK))
     return active, mask
@@ -143,9 +143,9 @@ def _when(step: Any, flags: int, value: int) -> Any:
     return pl.when(step & flags == value)
 
 
-def _visible(step: Any, ends: Array, shape: tuple[int, int], ahead: int, tile: int) -> Array:
-    """Which pairs of a tile are; keys go down where `ends` does, else across."""
-    row, key = _place(step)
+def _visible(step: Any, ends: Array, ahead: int, tile: int) -> Array:
+    """bool[tile, tile], the visible pairs; keys go down where `ends` does, else across."""
+    (row, key), shape = _place(step), (tile, tile)
     down = ends.shape[0] > 1
     keys = jax.lax.broadcasted_iota(jnp.int32, shape, 1 - down) + key * tile
     queries = jax.lax.broadcasted_iota(jnp.int32, shape, int(down)) + (ahead + row * tile)
@@ -211,7 +211,7 @@ def _forward_kernel(
         mean[...] = jnp.zeros(mean.shape, jnp.float32)
 
     def attend(masked: bool) -> None:
-        visible = _visible(step, ends[...], (tile, tile), ahead, tile) if masked else None
+        visible = _visible(step, ends[...], ahead, tile) if masked else None
         for head in range(R):
             scores = _dot(q[head], k[...], _ROWS_BY_ROWS)
             if visible is not None:
@@ -286,9 +286,9 @@ def _backward_kernel(
     steps: int,
     ahead: int,
 ) -> None:
-    """Keys go down and queries across: then what is known of queries is a row.
+    """Keys go down and queries across, so numbers of queries need not be transposed.
 
-    `sum_q` [R, h, Q] has queries across too, so that no tile has to be transposed.
+    `sum_q` [R, h, Q] has queries across, too: only keys are transposed, not each tile's gradients.
     """
     number = pl.program_id(2)
     step = table[pl.program_id(1) * steps + number]
@@ -309,7 +309,7 @@ def _backward_kernel(
         if masked:
             down = jnp.broadcast_to(ends[...], (_LANES, tile)).T
             down = jnp.tile(down, (1, tile // _LANES))
-            visible = _visible(step, down, (tile, tile), ahead, tile)
+            visible = _visible(step, down, ahead, tile)
         slots = pl.ds(pl.multiple_of(row * tile, tile), tile)
         for head in range(R):
             scores = _dot(k[...], q[head], _ROWS_BY_ROWS)

@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 compute = {"dtype": dtype, "cache_dtype": options.cache_dtype}
                 config = _model(name, **compute)
                 config = programs_lib.for_target(config, target, work.lora_rank)
-                remat, given = options.remat or layout_lib.kept(config), None
+                remat, given = options.remat or layout_lib.first_remat(config), None
                 if mesh_sizes:
                     given = Layout(*mesh_sizes, options.sequences, options.completions, remat)
                 layout, programs = layout_lib.plan(config, target, work, given, options.remat)

@@ -107,8 +107,8 @@ class Layout:
         )
 
 
-def kept(config: DecoderConfig) -> str:
-    """The first value to try of what is kept for the backward pass."""
+def first_remat(config: DecoderConfig) -> str:
+    """The `remat` to try first: the kernel of TPUs is worth the memory of its results."""
     return "attention" if config.attention == "flash" else "full"
 
 
@@ -160,7 +160,7 @@ def layouts(
         )
         seconds = (weights + completions * cache / tensor) / target.chip.bandwidth
         seconds += (split > 1) * 2 * config.num_hidden_layers * _EXCHANGE_SECONDS
-        layout = Layout(data, fsdp, tensor, sequences, completions, remat or kept(config))
+        layout = Layout(data, fsdp, tensor, sequences, completions, remat or first_remat(config))
         found.append((float(f"{seconds / (layout.shards * completions):.3g}"), layout))
     return [x for _, x in sorted(found, key=lambda pair: (pair[0], pair[1].tensor, pair[1].fsdp))]
 
