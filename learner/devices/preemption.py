@@ -8,8 +8,12 @@ With several processes none may leave alone, as the others would wait for it: th
 noted, and takes effect where all of them call `agree`.
 """
 
+import _thread
 import contextlib
+import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -45,12 +49,16 @@ class Preemption:
     def __init__(self) -> None:
         self.requested = False
         self._noted = False
+        self._reminded = False
         self._exit_code = EXIT_CODE
         self._held = 0
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Handles the signals inside; restores the previous handlers at the end.
+
+        Python drops what is raised inside a finalizer or a callback of its garbage collector, as
+        JAX has one: then the process is asked again until `Preempted` gets through.
 
         A second Ctrl-C does what it did before `watch`.
         """
@@ -66,13 +74,29 @@ class Preemption:
             if not self._held:
                 raise Preempted(self._exit_code)
 
+        def again(unraisable: Any) -> None:
+            if not isinstance(unraisable.exc_value, Preempted):
+                report(unraisable)
+            elif not self._reminded:
+                self._reminded = True
+                # Not by `threading`: the garbage collector may run while its locks are held.
+                _thread.start_new_thread(remind, ())
+
+        def remind() -> None:
+            time.sleep(0.01)
+            self._reminded = False
+            if sys.unraisablehook is again:
+                os.kill(os.getpid(), signal.SIGTERM)
+
         numbers = [signal.SIGTERM]
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # Background jobs ignore it.
             numbers.append(signal.SIGINT)
         before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
+        report, sys.unraisablehook = sys.unraisablehook, again
         try:
             yield
         finally:
+            sys.unraisablehook = report
             for number, handler in before.items():
                 signal.signal(number, handler)
 

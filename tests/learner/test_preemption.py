@@ -1,8 +1,11 @@
 """SIGTERM and Ctrl-C: put off while held, at once elsewhere, and nothing left behind."""
 
 import contextlib
+import gc
 import os
 import signal
+import sys
+import time
 
 import pytest
 
@@ -20,6 +23,22 @@ def not_held(preemption, number, reached):
     with preemption.watch():
         os.kill(os.getpid(), number)
         reached.append("behind the signal")
+
+
+def collecting(preemption, number, reached):
+    def send(phase, _):
+        if len(sent) < 2:  # Python drops what is raised here.
+            sent.append(phase)
+            os.kill(os.getpid(), number if len(sent) == 1 else signal.SIGTERM)
+
+    sent = []
+    with preemption.watch(), contextlib.ExitStack() as stack:
+        gc.callbacks.append(send)
+        stack.callback(gc.callbacks.remove, send)
+        gc.collect()
+        reached.append("behind the signal")
+        time.sleep(20)
+        reached.append("behind what follows")
 
 
 def held(preemption, number, reached):
@@ -59,6 +78,7 @@ def failing(preemption, number, reached):
     ("body", "error", "want"),
     [
         (not_held, Preempted, []),
+        (collecting, Preempted, ["behind the signal"]),
         (held, Preempted, ["end of the step"]),
         (released, Preempted, ["before the signal"]),
         (released_too_late, Preempted, ["behind the signal"]),
@@ -66,8 +86,8 @@ def failing(preemption, number, reached):
     ],
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_signal(body, error, want, number, code):
-    before = signal.getsignal(number)
+def test_signal(capfd, body, error, want, number, code):
+    before, report = signal.getsignal(number), sys.unraisablehook
     preemption, reached = Preemption(), []
     with pytest.raises(error) as raised:
         body(preemption, number, reached)
@@ -76,6 +96,8 @@ def test_signal(body, error, want, number, code):
     assert reached == want
     assert preemption.requested
     assert signal.getsignal(number) is before
+    assert sys.unraisablehook is report
+    assert capfd.readouterr().err == ""
 
 
 def test_a_second_interrupt_does_not_wait():
