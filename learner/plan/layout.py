@@ -192,13 +192,15 @@ def plan(
     Raises:
         ValueError: no layout is possible, or the chips have no compiler here.
     """
-    devices, tries = target.devices(), _MOST_TRIES
+    devices, tries, known = target.devices(), _MOST_TRIES, dict[str, Program]()
     one: Layout | None
     for one in [layout] if layout else layouts(config, target, work, remat):
         while one is not None:
             mesh, training = one.on(devices), one.training(work)
             model_config = dataclasses.replace(config, remat=one.remat)
-            programs = compiled(model_config, training, mesh, work.prompt_length, target.chip)
+            programs = compiled(
+                model_config, training, mesh, work.prompt_length, target.chip, known
+            )
             tries -= 1
             if layout or tries == 0 or fits(programs, target):
                 return one, programs

@@ -117,7 +117,12 @@ def for_target(config: DecoderConfig, target: Target, lora_rank: int = 0) -> Dec
 
 
 def compiled(
-    config: DecoderConfig, training: GRPOConfig, mesh: Mesh, prompt_length: int, chip: Chip
+    config: DecoderConfig,
+    training: GRPOConfig,
+    mesh: Mesh,
+    prompt_length: int,
+    chip: Chip,
+    known: dict[str, Program],
 ) -> list[Program]:
     """All programs of a step, compiled for the devices of a mesh.
 
@@ -127,6 +132,8 @@ def compiled(
         mesh: devices of the chip, `learner.plan.targets`; nothing runs on them here.
         prompt_length: tokens of the longest prompt.
         chip: what the devices are.
+        known: programs by their text; what is compiled here is added. JAX would return one that was
+            compiled before without compiling, and so without its schedules.
 
     Raises:
         ValueError: model, options and mesh do not go together.
@@ -142,12 +149,12 @@ def compiled(
         full, mixed = (
             x(prompt_length, training.max_new_tokens) for x in (schedule.full, schedule.mixed)
         )
-        if name == "segment":
-            times = trainer.sampler.segment_tokens
-            made[name] = compile_program(name, lowered[name], chip, times, (full, mixed))
-        else:
-            caches = (None, mixed if name == "gradients" else None)
-            made[name] = compile_program(name, lowered[name], chip, caches=caches)
+        times = trainer.sampler.segment_tokens if name == "segment" else 1
+        caches = {"segment": (full, mixed), "gradients": (None, mixed)}.get(name, (None, None))
+        text = lowered[name].as_text()
+        if text not in known:
+            known[text] = compile_program(name, lowered[name], chip, times, caches)
+        made[name] = known[text]
 
     needs_frozen = training.objective.kl_coef > 0 or training.lora.rank
     frozen = sharding.device_bytes(params) if needs_frozen else 0

@@ -259,7 +259,7 @@ def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_
     monkeypatch.setattr("learner.sampling.sampler._PAGE", 128)
     monkeypatch.setattr("learner.decoder.decode_tpu._BLOCK_TOKENS", 128)
     chip = Target.of_this_process().chip
-    made = programs.compiled(config, training, one_device, 20, chip)
+    made = programs.compiled(config, training, one_device, 20, chip, {})
     made = measure.measure(made, config, training, one_device, 20)
     assert [program.name for program in made if not program.measured > 0] == []
 

@@ -455,6 +455,23 @@ def test_devices_at_hand_are_known_by_their_kind(monkeypatch):
         Target.of_this_process()
 
 
+def test_what_layouts_share_is_compiled_once(monkeypatch):
+    """What JAX has compiled before it returns without schedules."""
+    made = []
+
+    def compile_program(name, *_, **__):
+        made.append(name)
+        return Program(name, problem="too large" if made == ["gradients"] else "")
+
+    monkeypatch.setattr(programs, "PARTS", {"gradients": "update", **programs.PARTS})
+    monkeypatch.setattr(programs, "compile_program", compile_program)
+    one, found = layout.plan(micro_model.config(), Target.of_this_process(), Work())
+    assert made.count("gradients") == 2
+    assert sorted({*made}) == sorted(x.name for x in found)
+    assert len(made) == len(found) + 1
+    assert one.sequences == 2
+
+
 def test_the_command_refuses_by_name(capsys):
     for options, message in (
         (["--chips=v9"], "chips='v9': allowed are v5e, v5p"),
