@@ -434,6 +434,8 @@ def _sizes(text: str) -> tuple[int, ...]:
         begin, _, end = part.partition("-")
         if int(end or begin) > MAX_SIZE:  # Before all sizes of the range are made.
             allowed = f"only {MIN_SIZE} to {MAX_SIZE}"
-            raise argparse.ArgumentTypeError(f"sizes: {end} is not allowed, {allowed}")
+            raise argparse.ArgumentTypeError(f"sizes: {end or begin} is not allowed, {allowed}")
+        if int(end or begin) < int(begin):
+            raise argparse.ArgumentTypeError(f"sizes: {part} is no range, such as 3-8")
         sizes.update(range(int(begin), int(end or begin) + 1))
     return tuple(sorted(sizes))

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 MIN_SIZE, MAX_SIZE = 3, 32
 MIN_AGENTS, MAX_AGENTS = 2, 5
 PARAMETERS = ("data_ratio", "hole_ratio", "wait_ratio")
@@ -114,7 +116,7 @@ def _ratios(name: str, sizes: Sequence[int], values: Any) -> tuple[float, ...]:
             f"{name}={values!r}: one number for each of the {len(sizes)} sizes is needed"
         )
     for size, value in zip(sizes, values, strict=True):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise ValueError(f"{name} of size {size}: {value!r} is not a number")
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"{name} of size {size}: {value} is outside [0, 1]")

@@ -54,7 +54,11 @@ def to_record(instance: Instance, name: str) -> dict[str, Any]:
 
     Keys: id, map, starts, goals, and where the optimum is known cost, makespan, needs_wait and
     paths. Where it is not, `status` says what a solver found, and what it did not find is null.
+
+    Raises:
+      ValueError: it is a batch.
     """
+    instance.check_single()
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)[:size, :size]
     agents = np.nonzero(instance.active)[0]
@@ -280,6 +284,11 @@ def _check_labels(
         if cost != verdicts.cost[i]:
             raise ValueError(
                 f"{name}: cost: {cost} is stored, but the paths cost {verdicts.cost[i]}"
+            )
+        if solution.status[i] == Status.FEASIBLE and makespan != verdicts.makespan[i]:
+            raise ValueError(
+                f"{name}: makespan: {makespan} is stored, but the paths end at "
+                f"{verdicts.makespan[i]}"
             )
         if not distances[i] <= makespan <= verdicts.makespan[i]:
             raise ValueError(

@@ -117,19 +117,24 @@ def draw(
       holes: int32[], at most `size * size` less the cells that starts and goals need.
       width: of the map, at least `size`; static, as are the following.
       batch: number of lakes.
-      num_agents: A, any number.
+      num_agents: A, at most as many as there are cells for starts and goals.
       distinct: no agent starts on a goal; otherwise it may start on one, but not on its own.
 
     Returns:
       (instances, connected): of batch shape [batch], and bool[batch], each agent's goal can be
       reached from its start, and is not its start.
+
+    Raises:
+      ValueError: there are more agents than that.
     """
     # One random order of the cells of each lake: the first carry starts and goals, the next
     # `holes` are the holes.
     taken = (1 + distinct) * num_agents
+    if taken > width * width:
+        raise ValueError(f"num_agents={num_agents}: {taken} cells are needed, there are {width**2}")
     if not distinct:
         key, goal_key = jax.random.split(key)
-    random = jax.random.uniform(key, (batch, width * width))
+    random = jax.random.uniform(key, (batch, width * width), jnp.float32)
     row, column = jnp.divmod(jnp.arange(width * width), width)
     inside = (row < size) & (column < size)
     order = jnp.argsort(jnp.where(inside, random, 2.0), axis=1)
@@ -137,7 +142,7 @@ def draw(
     blocked = ~inside | ((rank >= taken) & (rank < taken + holes))
     order = order[:, :taken]
     if not distinct:  # Goals of an order of their own.
-        random = jax.random.uniform(goal_key, random.shape)
+        random = jax.random.uniform(goal_key, random.shape, jnp.float32)
         goals = jnp.argsort(jnp.where(blocked, 2.0, random), axis=1)[:, :num_agents]
         order = jnp.concatenate([order, goals], axis=1)
     blocked = blocked.reshape(batch, width, width)
@@ -345,10 +350,11 @@ def generate(
     width = max(config.sizes)
     made = [finish(pool.size, pool.taken, width, num_agents) for pool, *_ in wanted if pool.taken]
     if not made:
-        raise NoInstanceError(
-            f"config={config}: no solvable instance was found among "
-            f"{sum(pool.candidates for pool, *_ in wanted)} candidates"
-        )
+        candidates = sum(pool.candidates for pool, *_ in wanted)
+        why = f"among {candidates} candidates"
+        if not candidates:
+            why = f"as no lake has cells for its holes and {num_agents} starts and goals"
+        raise NoInstanceError(f"config={config}: no solvable instance was found {why}")
     instances = plans.join(made)
     order = np.asarray(jax.random.permutation(jax.random.fold_in(key, 0), len(instances)))
     report = GenerationReport(

@@ -58,9 +58,9 @@ def map_rows(instance: Instance) -> list[str]:
     A cell that is both a start and a goal has the letter of the start.
 
     Raises:
-      ValueError: the instance has more agents than there are letters.
+      ValueError: it is a batch, or has more agents than there are letters.
     """
-    chex.assert_rank([instance.blocked, instance.starts, instance.goals], 2)
+    instance.check_single()
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)
     grid = [[HOLE if blocked[r, c] else FROZEN for c in range(size)] for r in range(size)]
@@ -96,8 +96,9 @@ def prompt(instance: Instance, list_holes: bool = False) -> str:
     agents name theirs.
 
     Raises:
-      ValueError: the instance has more agents than there are letters.
+      ValueError: it is a batch, or has more agents than there are letters.
     """
+    instance.check_single()
     size = int(instance.size)
     agents = [int(agent) for agent in np.nonzero(instance.active)[0]]
     lines = [f"Lake of {size} x {size}, {len(agents)} agents", *map_rows(instance)]

@@ -8,12 +8,15 @@ Cells are (row, column), counted from 0 at the upper left.
 
 import dataclasses
 import enum
+from collections.abc import Iterator, Sequence
+from operator import index
 from typing import Any, Self
 
 import jax
 import numpy as np
 
 Array = jax.Array | np.ndarray
+Cells = Array | Sequence[Sequence[int]]
 
 #: Stands for the cost of a missing, unknown or invalid plan. Sums of a few fit in int32.
 INFINITE_COST = 1 << 20
@@ -98,6 +101,17 @@ class Instance(_Batch):
         if not self.batch_shape:
             raise TypeError("a single Instance has no length")
         return self.batch_shape[0]
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(len(self)))
+
+    def check_single(self) -> None:
+        """Raises ValueError if this is a batch."""
+        if self.batch_shape:
+            raise ValueError(
+                f"instance: a batch of shape {self.batch_shape}, where a single one is needed: "
+                "instances[i]"
+            )
 
 
 @jax.tree_util.register_dataclass
@@ -281,15 +295,19 @@ class TimeStep:
         return self.terminated | self.truncated
 
 
-def make_instance(
-    rows: list[str], starts: list[tuple[int, int]], goals: list[tuple[int, int]]
-) -> Instance:
+def make_instance(rows: Sequence[str], starts: Cells, goals: Cells) -> Instance:
     """Builds one instance from map rows of `F` and `H` (blanks are ignored) and cells.
+
+    Args:
+      rows: of the map.
+      starts: (row, column) of each agent, as pairs or an array of integers [A, 2].
+      goals: likewise.
 
     Raises:
       ValueError: the map is not square, has other characters, or starts or goals are not pairwise
         distinct passable cells. An agent may start on a goal.
     """
+    starts, goals = _pairs("starts", starts), _pairs("goals", goals)
     cells = [row.replace(" ", "") for row in rows]
     size = len(cells)
     if size == 0 or any(len(row) != size for row in cells):
@@ -318,12 +336,22 @@ def make_instance(
     )
 
 
-def stack(instances: list[Instance]) -> Instance:
+def _pairs(name: str, cells: Cells) -> list[tuple[int, int]]:
+    """Cells as pairs of Python's integers."""
+    try:
+        return [(index(row), index(column)) for row, column in cells]
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={cells!r}: each is a (row, column) of integers") from None
+
+
+def stack(instances: Sequence[Instance]) -> Instance:
     """Stacks single instances of equal static shape into a batch.
 
     Raises:
-      ValueError: they differ in the width of the map or in the number of agents.
+      ValueError: there are none, or they differ in the width of the map or in the number of agents.
     """
+    if not instances:
+        raise ValueError("instances: there are none")
     shapes = {(one.blocked.shape[-1], one.starts.shape[-2]) for one in instances}
     if len(shapes) > 1:
         raise ValueError(

@@ -60,8 +60,8 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
         "in_bounds": kept[ViolationKind.OUT_OF_BOUNDS],
     }
     valid = functools.reduce(jnp.logical_and, checks.values())
-    cost = jnp.where(valid, costs.sum(), INFINITE_COST)
-    known, gap = jnp.asarray(False), jnp.asarray(INFINITE_COST)
+    cost = jnp.where(valid, costs.sum(dtype=jnp.int32), INFINITE_COST)
+    known, gap = jnp.asarray(False), jnp.asarray(INFINITE_COST, jnp.int32)
     if instance.solution is not None:
         known = jnp.asarray(valid & (instance.solution.status == Status.OPTIMAL))
         gap = jnp.where(known, cost - instance.solution.cost, INFINITE_COST)
@@ -94,8 +94,11 @@ def verify(instances: Instance, plans: Plan | Solution) -> Verdict:
       nothing else of such a plan is checked.
 
     Raises:
-      ValueError: there are more or fewer plans than instances, or they are for other agents.
+      ValueError: there is no batch, there are more or fewer plans than instances, or they are for
+        other agents.
     """
+    if len(instances.batch_shape) != 1:
+        raise ValueError(f"instances: of shape {instances.batch_shape}, a batch is needed")
     plans = as_plan(instances, plans)
     found, (batch, *cells) = plans.positions.shape, instances.goals.shape
     if len(found) != 4 or [found[0], *found[2:]] != [batch, *cells]:

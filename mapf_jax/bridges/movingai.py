@@ -59,11 +59,18 @@ def read_movingai(
 
 
 def write_movingai(instance: Instance, scenario_path: Path | str) -> None:
-    """Writes a single instance as a `.scen` file and a `.map` of the same name beside it."""
+    """Writes a single instance as a `.scen` file and a `.map` of the same name beside it.
+
+    Raises:
+      ValueError: it is a batch, or the scenario would have the map's name.
+    """
+    instance.check_single()
     scenario_path = Path(scenario_path)
     size = int(instance.size)
     blocked = np.asarray(instance.blocked)[:size, :size]
     map_path = scenario_path.with_suffix(".map")
+    if map_path == scenario_path:
+        raise ValueError(f"{scenario_path}: the map has this name; the scenario ends in .scen")
     rows = ["".join("@" if hole else "." for hole in row) for row in blocked]
     header = ["type octile", f"height {size}", f"width {size}", "map"]
     map_path.write_text("\n".join([*header, *rows]) + "\n", encoding="utf-8")

@@ -19,6 +19,7 @@ except ImportError as error:
 
 _SMOOTH = 3  # Everything is drawn this many times larger and scaled down.
 _MIN_WIDTH, _CAPTION, _LINE = 300, 15, 21
+_LARGEST = 4096  # Pixels of a side, at which cells become smaller.
 _FRAMES = 5  # Of each time step.
 _STEP_MS, _PAUSE_MS, _END_MS = 420, 900, 1600
 
@@ -76,8 +77,9 @@ class _Canvas:
 
     def __init__(self, story: Story, cell: int) -> None:
         self._story = story
-        self._cell = cell * _SMOOTH
         size = len(story.blocked)
+        cell = max(1, min(cell, _LARGEST // size))
+        self._cell = cell * _SMOOTH
         side = int((size + 2 * shapes.MARGIN) * cell)
         self._width, self._height = _SMOOTH * max(side, _MIN_WIDTH), _SMOOTH * side
         self._corner = np.array([shapes.MARGIN * self._cell, (self._width - size * self._cell) / 2])

@@ -20,6 +20,8 @@ def ascii_instance(instance: Instance) -> str:
 def instance_from_ascii(drawing: str) -> Instance:
     """Reads what `ascii_instance` draws; blanks between the cells and empty lines may differ.
 
+    No agent may start on a goal: the drawing shows only one of both.
+
     Raises:
       ValueError: the drawing is not square, has a character that means nothing, the same letter
         twice, or agents that lack a start or a goal; the message says where.
@@ -99,7 +101,7 @@ def save(
         as it unfolds, `.svg` and `.html` do so for browsers, `.txt` has a drawing for each time.
       instance: a single instance.
       plan: a single plan of it, valid or not.
-      cell: width of a cell in pixels.
+      cell: width of a cell in pixels; less where a picture would have over 4,096 a side.
 
     Raises:
       ValueError: the suffix is none of these, or a GIF is asked for without a plan.

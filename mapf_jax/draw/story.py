@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 
-import chex
 import jax
 import numpy as np
 
@@ -61,7 +60,7 @@ class Story:
 
 def tell(instance: Instance, plan: Plan | Solution | None = None) -> Story:
     """The story of a single plan, valid or not, of a single instance."""
-    chex.assert_rank([instance.blocked, instance.starts, instance.goals], 2)
+    instance.check_single()
     size, agents = int(instance.size), np.nonzero(instance.active)[0]
     story = Story(
         blocked=np.asarray(instance.blocked)[:size, :size],

@@ -12,8 +12,13 @@ NUM_DRAWN = 1024
 
 
 def default_lakes(env: MapfFrozenLake) -> Instance:
-    """A batch of lakes as large as the environment, a fifth of whose cells are holes."""
+    """A batch of lakes as large as the environment, a fifth of whose cells are holes.
+
+    Where starts and goals do not all find a cell of their own, agents start on goals of others.
+    """
     size, agents = env.size, env.num_agents
-    holes = min(size * size // 5, size * size - 2 * agents)
-    lakes, connected = generator.draw(jax.random.key(0), size, holes, size, NUM_DRAWN, agents)
+    distinct = 2 * agents <= size * size
+    holes = min(size * size // 5, size * size - (1 + distinct) * agents)
+    key = jax.random.key(0)
+    lakes, connected = generator.draw(key, size, holes, size, NUM_DRAWN, agents, distinct)
     return lakes[np.flatnonzero(connected)]

@@ -8,6 +8,7 @@ rewards, ends and observations.
 import dataclasses
 import difflib
 import functools
+import numbers
 from collections.abc import Collection
 from typing import Any
 
@@ -50,7 +51,7 @@ class RewardWeights:
 
     def __post_init__(self) -> None:
         for name, weight in vars(self).items():
-            if not (isinstance(weight, int | float) and abs(weight) <= 1e30):
+            if not (isinstance(weight, int | float | np.number) and abs(float(weight)) <= 1e30):
                 # Sums over the longest episode stay finite in float32.
                 raise ValueError(
                     f"reward.{name}={weight!r}: allowed are numbers from -1e30 to 1e30"
@@ -103,6 +104,11 @@ class MapfFrozenLake:
     action_mask: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("size", "num_agents", "window", "max_steps"):
+            if (value := getattr(self, name)) is not None:
+                if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                    raise ValueError(f"{name}={value!r}: allowed are integers")
+                object.__setattr__(self, name, int(value))
         if self.max_steps is None:
             object.__setattr__(self, "max_steps", 2 * self.size**2)
         if self.reward is None and self.conflict in CONFLICT_RULES:
@@ -119,8 +125,9 @@ class MapfFrozenLake:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {described}")
-        if not 0 <= self.slip_probability <= 1:
-            raise ValueError(f"slip_probability={self.slip_probability}: allowed are 0 to 1")
+        slips = self.slip_probability
+        if not (isinstance(slips, int | float | np.number) and 0 <= float(slips) <= 1):
+            raise ValueError(f"slip_probability={slips!r}: allowed are 0 to 1")
         if not isinstance(self.reward, RewardWeights):
             raise ValueError(f"reward={self.reward!r}: allowed is a RewardWeights")
 
@@ -310,7 +317,7 @@ class MapfFrozenLake:
             raise ValueError(f"key: with slip_probability={self.slip_probability} step {needed}")
         if key is None:
             return actions
-        draw = jax.random.uniform(key, actions.shape)
+        draw = jax.random.uniform(key, actions.shape, jnp.float32)
         slips = (draw < self.slip_probability) & (actions >= 0) & (actions < dynamics.WAIT)
         # The two moves across: left and right for up and down, and the other way round.
         first = jnp.where(actions < dynamics.LEFT, dynamics.LEFT, dynamics.UP)

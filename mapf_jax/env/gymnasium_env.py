@@ -24,6 +24,7 @@ from mapf_jax.env.environment import (
 )
 from mapf_jax.env.wrappers import PoolAutoReset
 from mapf_jax.padding import pad_instance
+from mapf_jax.text import letters_of
 from mapf_jax.types import Instance, State, TimeStep
 
 try:
@@ -64,7 +65,7 @@ class MapfGymEnv(gymnasium.Env, EzPickle):
       render_mode: None, "ansi" (text) or "rgb_array" (uint8[height, width, 3], needs Pillow).
 
     Raises:
-      ValueError: an argument is out of its range.
+      ValueError: an argument is out of its range, or text has too few letters for the agents.
     """
 
     metadata = {"render_modes": RENDER_MODES, "render_fps": 4}  # noqa: RUF012 - Its form.
@@ -79,6 +80,8 @@ class MapfGymEnv(gymnasium.Env, EzPickle):
         check_environment(env)
         if render_mode not in (None, *RENDER_MODES):
             raise ValueError(f"render_mode={render_mode!r}: allowed are None and {RENDER_MODES}")
+        if render_mode == "ansi":
+            letters_of(env.num_agents - 1)
         if instances is None:
             instances = default_lakes(env)
         if len(instances.batch_shape) != 1 or not len(instances):
@@ -105,8 +108,8 @@ class MapfGymEnv(gymnasium.Env, EzPickle):
             instance = self._instances[int(self.np_random.integers(len(self._instances)))]
         if self._env.needs_key:
             self._slip_key = _random_key(self.np_random)
-        self._instance = instance
         self._state, timestep = self._reset(instance)
+        self._instance = instance
         return _as_numpy(timestep.observation), _info(timestep)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -252,7 +255,11 @@ def made(name: str, render_mode: str | None = None, **options: Any) -> MapfGymEn
     return MapfGymEnv(make(name, **options), instances, render_mode)
 
 
-def made_vector(name: str, num_envs: int = 1, **options: Any) -> MapfVectorEnv:
+def made_vector(
+    name: str, num_envs: int = 1, render_mode: None = None, **options: Any
+) -> MapfVectorEnv:
     """Several environments by name, for `gymnasium.make_vec`."""
+    if render_mode is not None:
+        raise ValueError(f"render_mode={render_mode!r}: several environments draw nothing")
     instances = options.pop("instances", None)
     return MapfVectorEnv(make(name, **options), instances, num_envs)

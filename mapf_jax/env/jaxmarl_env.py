@@ -84,8 +84,11 @@ class MapfJaxMarlEnv:
           `violation`, `at_goal`.
 
         Raises:
-          ValueError: an action is none; traced ones, as in `jax.jit` and `jax.vmap`, wait instead.
+          ValueError: an action is none (traced ones, as in `jax.jit` and `jax.vmap`, wait instead),
+            or it is of an agent that does not exist.
         """
+        if strangers := set(actions) - set(self.agents):
+            raise ValueError(f"actions: {sorted(strangers)} do not exist, only {self.agents}")
         for agent, action in actions.items():
             check_actions(f"actions[{agent!r}]", action)
         return self._step(key, state, actions)

@@ -1,5 +1,6 @@
 """Registers the names of `mapf_jax.env` with Gymnasium, whichever of both is imported first."""
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Sequence
@@ -35,19 +36,24 @@ def register_on_import() -> None:
 
 
 class _Registering:
-    """Finds nothing but Gymnasium, once."""
+    """Finds nothing but Gymnasium, until that is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != "gymnasium":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        sys.meta_path.remove(self)  # For this search; many only ask whether the module is there.
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
+                with contextlib.suppress(ValueError):
+                    sys.meta_path.remove(self)
                 execute(module)
                 register(module)
 

@@ -50,6 +50,11 @@ class Dict:
 
     spaces: Mapping[str, Box]
 
+    def sample(self, key: jax.Array) -> dict[str, jax.Array]:
+        """A uniform draw of each."""
+        keys = jax.random.split(key, len(self.spaces))
+        return {n: x.sample(k) for (n, x), k in zip(self.spaces.items(), keys, strict=True)}
+
     def contains(self, value: Any) -> bool:
         """Does the mapping have these names, and a member of the space under each?"""
         if not isinstance(value, Mapping) or set(value) != set(self.spaces):

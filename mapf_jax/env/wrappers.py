@@ -146,6 +146,11 @@ class PoolAutoReset(_Wrapper):
         pool = self._own if pool is None else pool
         if pool is None:
             raise ValueError("pool=None: PoolAutoReset(env) has no instances of its own")
+        if not isinstance(pool, Pool):
+            raise ValueError(
+                f"pool: a {type(pool).__name__}, allowed is what `pool(instances)` makes; a key "
+                "for slips has to be named: step(state, actions, key=key)"
+            )
         chex.assert_shape([pool.starts, pool.goals], (None, self.env.num_agents))
         return pool
 
@@ -194,15 +199,15 @@ class LogEpisodes(_Wrapper):
     `reset` and `step` pass all arguments to the wrapped environment or `PoolAutoReset`.
     """
 
-    def reset(self, *arguments: Any) -> tuple[LogState, TimeStep]:
+    def reset(self, *arguments: Any, **named: Any) -> tuple[LogState, TimeStep]:
         """`reset` of the wrapped environment, with empty sums."""
-        inner, timestep = self.env.reset(*arguments)
+        inner, timestep = self.env.reset(*arguments, **named)
         zeros = jnp.zeros_like(timestep.reward), jnp.zeros((), jnp.int32)
         return LogState(inner, *zeros, jnp.zeros((), bool)), timestep
 
-    def step(self, state: LogState, *arguments: Any) -> tuple[LogState, TimeStep]:
+    def step(self, state: LogState, *arguments: Any, **named: Any) -> tuple[LogState, TimeStep]:
         """`step` of the wrapped environment; the sums restart after an episode's last step."""
-        inner, timestep = self.env.step(state.inner, *arguments)
+        inner, timestep = self.env.step(state.inner, *arguments, **named)
         rewards = jnp.where(state.done, 0.0, state.rewards) + timestep.reward
         length = jnp.where(state.done, 0, state.length) + 1
         return LogState(inner, rewards, length, timestep.done), timestep

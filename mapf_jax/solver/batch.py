@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import math
+import numbers
 import os
 import time
 
@@ -39,8 +40,8 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
       starts.
 
     Raises:
-      ValueError: there is no batch, `max_states` is below 0, or active agents do not start and end
-        on free cells of the map, starts and goals each pairwise distinct.
+      ValueError: there is no batch, `max_states` is no integer or below 0, or active agents do not
+        start and end on free cells of the map, starts and goals each pairwise distinct.
     """
     # Numba takes half a second to import.
     from mapf_jax.solver.lacam import plan_lake
@@ -50,8 +51,8 @@ def solve(instances: Instance, max_states: int = MAX_STATES, seconds: float = ma
         raise ValueError(
             f"instances: batch shape {instances.batch_shape}, one of [B >= 1] is needed"
         )
-    if max_states < 0:
-        raise ValueError(f"max_states={max_states}: at least 0 is needed")
+    if not isinstance(max_states, numbers.Integral) or max_states < 0:
+        raise ValueError(f"max_states={max_states}: an integer from 0 on is needed")
     (batch,), num_agents = instances.batch_shape, instances.starts.shape[-2]
     width = instances.blocked.shape[-1]
     chex.assert_shape(instances.blocked, (batch, width, width))

@@ -16,6 +16,7 @@ from whole_runs import python
 
 import mapf_jax
 from mapf_jax import env as env_lib
+from mapf_jax.env import default_lakes
 from mapf_jax.env.gymnasium_env import MapfGymEnv, MapfVectorEnv
 from mapf_jax.env.jaxmarl_env import MapfJaxMarlEnv
 from mapf_jax.env.pettingzoo_env import MapfParallelEnv
@@ -86,7 +87,12 @@ def test_gymnasium_makes_vectors_and_copies():
         jax.tree.map(np.testing.assert_array_equal, copied.step(actions), env.step(actions))
 
 
-@pytest.mark.parametrize("first", ["import gymnasium", "import mapf_jax, gymnasium"])
+ASKED_FIRST = (
+    "import importlib.util, mapf_jax; importlib.util.find_spec('gymnasium')\nimport gymnasium"
+)
+
+
+@pytest.mark.parametrize("first", ["import gymnasium", ASKED_FIRST])
 @pytest.mark.parametrize("name", ["MapfFrozenLake-v0", "mapf_jax:MapfFrozenLakeSlippery-v0"])
 def test_names_are_known_whichever_package_comes_first(first, name):
     program = f"""{first}
@@ -100,6 +106,29 @@ again = gymnasium.make(gymnasium.envs.registration.EnvSpec.from_json(one.spec.to
 assert again.reset(seed=0)
 """
     python("-c", program)
+
+
+@pytest.mark.parametrize(("size", "agents"), [(2, 4), (3, 5), (4, 9)])
+def test_crowds_have_a_goal_each(size, agents):
+    env = env_lib.make("MapfFrozenLake-v0", size=size, num_agents=agents)
+    lakes = default_lakes.default_lakes(env)
+    for cells in (lakes.starts, lakes.goals):
+        assert {len(np.unique(of_lake, axis=0)) for of_lake in np.asarray(cells)} == {agents}
+    blocked, rows = np.asarray(lakes.blocked), np.arange(len(lakes))[:, None]
+    assert not blocked[rows, lakes.goals[..., 0], lakes.goals[..., 1]].any()
+
+
+def test_what_an_adapter_cannot_do_is_refused():
+    env = env_lib.make("MapfFrozenLake-v0", size=5, num_agents=25)
+    with pytest.raises(ValueError, match="maps have letters for 24 agents"):
+        MapfGymEnv(env, render_mode="ansi")
+    with pytest.raises(ValueError, match="render_mode='rgb_array': several environments draw"):
+        gymnasium.make_vec("MapfFrozenLake-v0", num_envs=2, render_mode="rgb_array")
+    one = MapfGymEnv(env, render_mode="rgb_array")
+    one.reset(seed=0)
+    with pytest.raises(ValueError, match=r"use jax\.vmap"):
+        one.reset(options={"instance": default_lakes.default_lakes(env)[:2]})
+    assert one.render().ndim == 3  # Of the episode before.
 
 
 def test_single_plays_what_the_simulator_plays():

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -21,6 +22,7 @@ from mapf_jax.env import (
     observations,
     spaces,
 )
+from mapf_jax.environment_config import EnvironmentConfig
 from mapf_jax.generator import draw
 from mapf_jax.types import ViolationKind, make_instance, stack
 
@@ -333,6 +335,44 @@ def test_spaces():
     both = spaces.Dict({"a": box, "b": spaces.Box(0, 1, (), np.bool_)})
     assert both.contains({"a": drawn[0], "b": np.array(True)})
     assert not both.contains({"a": drawn[0]})
+    assert both.contains(jax.tree.map(np.asarray, both.sample(jax.random.key(0))))
+
+
+def test_numbers_of_numpy_are_numbers():
+    env = make("MapfFrozenLake-v0", size=np.uint8(20), reward=RewardWeights(np.float32(2.0)))
+    assert env.max_steps == 800
+    assert env.reward.goal == 2
+    config = EnvironmentConfig((3,), (np.float32(1.0),), (np.float64(0.2),), (0,))
+    assert config.data_ratio == (1.0,)
+
+
+def test_instances_from_lists_and_arrays_are_those_from_pairs():
+    expected = make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)])
+    lists = make_instance(CORNER, [[0, 0], [2, 0]], [[0, 1], [2, 2]])
+    arrays = make_instance(tuple(CORNER), expected.starts, jnp.asarray(expected.goals))
+    chex.assert_trees_all_equal(expected, lists, arrays)
+    with pytest.raises(ValueError, match=r"starts=\[\(0\.5, 0\)\]: each is a \(row, column\)"):
+        make_instance(CORNER, [(0.5, 0)], [(0, 1)])
+
+
+def test_a_batch_in_place_of_an_instance_is_named(tmp_path):
+    one = make_instance(CORNER, [(0, 0), (2, 0)], [(0, 1), (2, 2)])
+    batch = stack([one, one])
+    for function in (
+        mapf_jax.text.prompt,
+        functools.partial(mapf_jax.formats.to_record, name="x"),
+        functools.partial(mapf_jax.movingai.write_movingai, scenario_path=tmp_path / "x.scen"),
+        functools.partial(mapf_jax.render.save, tmp_path / "x.txt"),
+    ):
+        with pytest.raises(ValueError, match=r"a batch of shape \(2,\), where a single one"):
+            function(batch)
+    with pytest.raises(ValueError, match=r"of shape \(\), a batch is needed"):
+        mapf_jax.verify(one, mapf_jax.solve(batch)[0])
+    with pytest.raises(TypeError, match="no length"):
+        list(one)
+    assert len(list(batch)) == 2
+    with pytest.raises(ValueError, match="there are none"):
+        stack([])
 
 
 @pytest.mark.parametrize(
@@ -347,6 +387,10 @@ def test_spaces():
         ({"max_steps": 70_000}, "1 to 65535"),
         ({"num_agent": 3}, "did you mean 'num_agents'"),
         ({"reward": 1.0}, "allowed is a RewardWeights"),
+        ({"max_steps": 5.0}, "max_steps=5.0: allowed are integers"),
+        ({"num_agents": True}, "num_agents=True: allowed are integers"),
+        ({"size": "8"}, "size='8': allowed are integers"),
+        ({"slip_probability": None}, "slip_probability=None: allowed are 0 to 1"),
     ],
 )
 def test_bad_options_are_named(options, message):

@@ -129,6 +129,10 @@ WRONG = {
     "cost wrong": (changed(cost=6), r"a: cost: 6 is stored, but the paths cost 5"),
     "makespan too large": (changed(makespan=4), r"a: makespan: 4 is stored"),
     "makespan too small": (changed(makespan=2), r"a: makespan: 2 is stored"),
+    "makespan of another plan": (
+        changed(status="feasible", makespan=2, needs_wait=None),
+        r"a: makespan: 2 is stored, but the paths end at 3",
+    ),
     "no wait": (changed(needs_wait=True), r"a: needs_wait: true is stored"),
     "needs_wait no bool": (changed(needs_wait=0), r"a: needs_wait: 0 is not true or false"),
     "paths missing": (changed(paths=None), r"a: paths: missing beside cost"),

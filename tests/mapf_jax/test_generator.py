@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from mapf_jax import (
 )
 from mapf_jax.benchmark import CHECKSUM, VERSION, checksum
 from mapf_jax.environment_config import max_hole_ratio, num_holes
-from mapf_jax.generator import apportion
+from mapf_jax.generator import apportion, draw
 
 CONFIG = EnvironmentConfig((3, 4, 6), (0.5, 0.3, 0.2), (0.2, 0.3, 0.1), (0.5, 0.25, 1.0))
 
@@ -91,6 +92,10 @@ def test_impossible_configurations_are_refused():
     config = EnvironmentConfig.uniform((3,), max_hole_ratio(3, 2) + 0.12, 0.0)
     with pytest.raises(ValueError, match="no solvable instance"):
         generate(jax.random.key(0), config, 10)
+    with pytest.raises(ValueError, match="no lake has cells for its holes and 2 starts"):
+        generate(jax.random.key(0), EnvironmentConfig.uniform((3,), 0.95, 0.0), 10)
+    with pytest.raises(ValueError, match="num_agents=9: 18 cells are needed, there are 9"):
+        draw(jax.random.key(0), 3, 0, 3, 4, 9)
     with pytest.raises(ValueError, match="num_instances=0"):
         generate(jax.random.key(0), CONFIG, 0)
     with pytest.raises(ValueError, match="num_agents=6"):
@@ -110,6 +115,17 @@ def test_optima_of_three_agents_are_proven_again():
         np.testing.assert_array_equal(
             getattr(again, name), getattr(instances.solution, name), err_msg=name
         )
+
+
+def test_64_bits_change_no_draw_and_no_verdict():
+    of_32 = draw(jax.random.key(0), 4, 3, 5, 16, 2, distinct=False)
+    verdicts = verify(of_32[0], solve(of_32[0]))
+    with jax.enable_x64(True):
+        of_64 = draw(jax.random.key(0), 4, 3, 5, 16, 2, distinct=False)
+        again = verify(of_64[0], solve(of_64[0]))
+    for one, other in ((of_32, of_64), (verdicts, again)):
+        chex.assert_trees_all_equal(one, other)
+        chex.assert_trees_all_equal_dtypes(one, other)
 
 
 def test_agents_may_start_on_the_goals_of_others():

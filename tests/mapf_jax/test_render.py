@@ -215,6 +215,8 @@ def test_files(tmp_path):
     plan = plan_of([(0, 0), (0, 1)], [(0, 3), (0, 3)], THIRD)
     render.save(tmp_path / "a.png", LAKE)
     assert Image.open(tmp_path / "a.png").size == (300, 249)
+    render.save(tmp_path / "a.png", LAKE, cell=10_000)
+    assert max(Image.open(tmp_path / "a.png").size) < 6000
     render.save(tmp_path / "a.gif", LAKE, plan)
     with Image.open(tmp_path / "a.gif") as gif:
         assert gif.n_frames == 21

@@ -182,6 +182,11 @@ def test_slippery_wrappers_take_a_key():
     assert len(np.unique(timestep.info.moves)) == 3
     with pytest.raises(ValueError, match="needs a PRNG key"):
         step(state, ups, pool, None)
+    one, own = jax.tree.map(lambda x: x[0], state), PoolAutoReset(env, pool_of(8))
+    with pytest.raises(ValueError, match=r"step\(state, actions, key=key\)"):
+        own.step(one, ups[0], keys[0])
+    logged, _ = LogEpisodes(own).reset(keys[0])
+    assert LogEpisodes(own).step(logged, ups[0], key=keys[0])[0].length == 1
 
 
 def test_what_nobody_reads_costs_nothing():
