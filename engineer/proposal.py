@@ -30,6 +30,7 @@ _NUMBER = re.compile(
     r"(?:[ \t]+(?:\(|//|<|\u2190|[-\u2013\u2014]+[ \t]?[A-Za-z]).*)?"  # A remark.
 )
 _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]{1,3}),([0-9]{1,6})")
+_THOUSANDS = re.compile(r"([+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?)(.*)", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*$", re.MULTILINE)
 _BETWEEN = re.compile(r"[\s,;\"'-]*")
 """Separators between two tokens of a configuration; anything else is prose and ends it."""
@@ -40,6 +41,13 @@ _MARKS = str.maketrans(
     | dict.fromkeys("\u2018\u2019", "'")
 )
 _EMPHASIS = re.compile(r"\*\*|(?<!`)`(?!`)")
+_COMMENT = re.compile(
+    r"(?<![^\s,{}\[\]])//[^\n]*|/\*[^\n*]{0,200}\*/|"
+    r"^[ \t]{0,80}(?:reason(?:ing)?|rationale|explanation|justification|why|notes?|comments?):"
+    r"[^\n{}]*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""What explains a design beside it; its numbers are not those of the design."""
 _BULLET = re.compile(r"^([ \t]{0,80})[*+\u2022](?=[ \t])", re.MULTILINE)
 _RULE = re.compile(r"[-: ]*")
 
@@ -86,6 +94,8 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     name their row (`size: 3`), parameters under a heading for each row, or a table of Markdown or
     commas. Keys may be bold or in backticks, `=` may stand for `:`, and numbers may be written
     `10%`, `1/5` or `0,25` and be followed by a remark in parentheses or after `//`, `<-` or a dash.
+    A comma separates thousands where a parameter reaches them. If nothing else is there, numbers
+    may follow their names without `:`, or rows without a name if there is one parameter.
 
     A fragment ends at prose or at a number that it already has. Fragments belong together until
     one repeats a number of those before it. A configuration is readable if it is complete: nothing
@@ -114,8 +124,10 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
 
     cells = set(space.cells)
     plain = _plain(visible)
-    fragments = sorted([*_blocks(plain, space), *_tables(plain, space)], key=lambda f: f.start)
-    readable = [fragment for fragment in fragments if cells & fragment.cells.keys()]
+    readable = _read(plain, space)
+    if not readable:
+        visible = _bare(space).sub(r"\1: ", plain)
+        readable = _read(visible, space, bare=True)
     if not readable:
         rows = f"{plural(space.label)} {' '.join(space.rows)}"
         return Unreadable(f"no configuration with a number for one of the {rows}")
@@ -143,13 +155,20 @@ class _Block:
     cells: dict[Cell, float] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, cell: Cell, written: str) -> None:
+    def add(self, cell: Cell, written: str, names: "_Names") -> None:
         """Takes a number as it is written, or notes that it is none."""
-        number = _number(written)
+        number = _number(written, cell[1] in names.thousands)
         if number is None:
             self.notes.append(f"{' '.join(cell)}: {written[:40]!a} is not a finite number")
         else:
             self.cells[cell] = number
+
+
+def _read(text: str, space: ConfigurationSpace, bare: bool = False) -> list[_Block]:
+    """Fragments with a number of the space, in the order of the text; see `_blocks`."""
+    fragments = [*_blocks(text, space, bare), *_tables(text, space)]
+    own = [one for one in fragments if set(space.cells) & one.cells.keys()]
+    return sorted(own, key=lambda one: one.start)
 
 
 def _designs(fragments: Sequence[_Block], cells: Set[Cell]) -> Iterator[_Block]:
@@ -196,11 +215,13 @@ def _misread(design: _Block, name: str, space: ConfigurationSpace) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text with other blanks, signs and quotes made plain, and without emphasis.
+    """The text with other blanks, signs and quotes made plain, and without emphasis and comments.
 
     Its length stays the same, so that places in it are those of the text.
     """
-    text = _EMPHASIS.sub(lambda found: " " * len(found[0]), text.replace("=>", ": "))
+    text = text.replace("=>", ": ")
+    for pattern in (_EMPHASIS, _COMMENT):
+        text = pattern.sub(lambda found: " " * len(found[0]), text)
     return _BULLET.sub(r"\1-", text).translate(_MARKS)
 
 
@@ -216,26 +237,37 @@ class _Names:
         self._rows, self._parameters = (
             {_folded(name): name for name in names} for names in (space.rows, space.names)
         )
+        self._numbered = {str(int(row)): row for row in space.rows if row.isdecimal()}
+        highest = {
+            name: max(space.bounds(row, name)[1] for row in space.rows) for name in space.names
+        }
+        self.thousands = {name for name, high in highest.items() if high >= 1000}
 
     def row(self, key: str) -> str | None:
         """The name of a row; whole numbers may be none of the space."""
         match = self._row_key.fullmatch(key.strip("\"'"))
         if match is None:
             return None
-        return str(int(match[1])) if match[1].isdecimal() else self._rows.get(_folded(match[1]))
+        if not match[1].isdecimal():
+            return self._rows.get(_folded(match[1]))
+        number = str(int(match[1]))
+        return self._numbered.get(number, number)
 
     def parameter(self, key: str) -> str | None:
         """The name of a parameter."""
         return self._parameters.get(_folded(key.strip("\"'")))
 
 
-def _blocks(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
+def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block]:
     """Fragments of mappings, in the order of the text.
+
+    With `bare` a row may have a number without the name of the only parameter.
 
     `row` or `name` is the row or parameter of the current mapping, `open` if bullets may list what
     belongs to it. `waiting` holds the numbers of a mapping that has not named its row yet.
     """
     names = _Names(space)
+    alone = space.names[0] if bare and len(space.names) == 1 else None
     block, end = _Block(0), 0
     row: str | None = None
     name: str | None = None
@@ -256,8 +288,8 @@ def _blocks(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
         end = token.end()
         if heading:
             row, name, listed, waiting = names.row(heading), None, True, {}
-        elif token["row"] and name:  # a number of the row, in the mapping of a parameter
-            found = [(names.row(token["row"]), name, value)]
+        elif token["row"] and (named := name or alone):  # A number of the row.
+            found = [(names.row(token["row"]), named, value)]
         elif token["parameter"]:
             parameter = names.parameter(token["parameter"])
             assert parameter is not None
@@ -276,7 +308,7 @@ def _blocks(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
             if (of_row, of_name) in block.cells:
                 yield block
                 block = _Block(token.start())
-            block.add((of_row, of_name), written)
+            block.add((of_row, of_name), written, names)
     yield block
 
 
@@ -303,7 +335,7 @@ def _tables(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
                     yield block
                     block = _Block(start)
                 if at[0] and at[1]:
-                    block.add((at[0], at[1]), cell)
+                    block.add((at[0], at[1]), cell, names)
         elif any(map(any, heads)):
             if block is not None:
                 yield block
@@ -323,18 +355,14 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     Repetitions of white space are bounded; unbounded ones would make the search quadratic.
     """
 
-    def words(names: Sequence[str]) -> str:
-        longest_first = sorted(names, key=len, reverse=True)
-        return "|".join(re.escape(name).replace("_", "[ _-]") for name in longest_first)
-
-    label = words([space.label])
+    label = _words([space.label])
     numbered = all(row.isdecimal() for row in space.rows)
     digits = max(3, *map(len, space.rows))
-    row = f"[0-9]{{1,{digits}}}" if numbered else words(space.rows)
+    row = f"[0-9]{{1,{digits}}}" if numbered else _words(space.rows)
     any_row = rf"(?:{label}[ _]?)?({row}){space.row_suffix}"
     key = (
-        rf"(?P<row>{any_row})|(?P<parameter>{words(space.names)})"
-        rf"|(?P<label>(?:row_)?{label}|{words([*space.row_keys, 'name'])})|\w{{1,40}}"
+        rf"(?P<row>{any_row})|(?P<parameter>{_words(space.names)})"
+        rf"|(?P<label>(?:row_)?{label}|{_words([*space.row_keys, 'name'])})|\w{{1,40}}"
     )
     word = r"[^\s,;{}\[\]#\"']{1,80}+(?<!:)"
     more = r"(?:[ \t]{1,8}[^\s,;{}\[\]#\"':]{1,80}+(?![\"' \t]*:)){0,8}"
@@ -343,8 +371,10 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
         rf"^[ \t]{{0,8}}(?:\#{{2,6}}[ \t]{{1,4}}|\[(?:\w{{1,20}}\.)?)?(?P<heading>{any_row})\]?"
         r"(?:[ \t]{0,4}\([^()\n]{0,40}\))?:?[ \t]{0,8}$(?!\s{0,80}[{\[])"
     )
-    comma = r"[0-9]{1,3},[0-9]{1,6}(?![\w.]|[\"']?[ \t]{0,8}:)"
-    value = rf"\"[^\"\n]{{0,80}}\"|'[^'\n]{{0,80}}'|\[[^\[\]{{}}\n]{{0,80}}\]|{comma}|{word}{more}"
+    comma = (
+        r"[0-9]{1,3}(?:(?:,[0-9]{3}){1,4}(?:\.[0-9]{1,6})?|,[0-9]{1,6})(?![\w.]|[\"']?[ \t]{0,8}:)"
+    )
+    value = rf"\"[^\"\n]{{0,600}}\"|'[^'\n]{{0,80}}'|\[[^\[\]{{}}\n]{{0,80}}\]|{comma}|{word}{more}"
     token = (
         rf"{heading}|"
         r"(?P<bracket>[{}\[\]]|(?<!\S)-(?=\s))|(?P<comment>\#[^\n{}]{0,200}$)"
@@ -355,13 +385,28 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     return re.compile(token, flags), re.compile(any_row, flags)
 
 
+@functools.lru_cache(maxsize=16)
+def _bare(space: ConfigurationSpace) -> re.Pattern[str]:
+    """The name of a parameter and the blank before a number."""
+    pattern = rf"(?<![\w.])({_words(space.names)})[ \t](?=[ \t]{{0,7}}{_DECIMAL})"
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)
+
+
+def _words(names: Sequence[str]) -> str:
+    """A pattern of any of the names; Markdown writes some underscores with a backslash."""
+    longest_first = sorted(names, key=len, reverse=True)
+    return "|".join(re.escape(name).replace("_", r"(?:\\_|[ _-])") for name in longest_first)
+
+
 def _folded(key: str) -> str:
-    return key.lower().replace(" ", "_").replace("-", "_")
+    return key.lower().replace("\\", "").replace(" ", "_").replace("-", "_")
 
 
-def _number(written: str) -> float | None:
+def _number(written: str, thousands: bool) -> float | None:
     text = written.strip("\"' ")
-    if comma := _DECIMAL_COMMA.fullmatch(text):
+    if thousands and (grouped := _THOUSANDS.fullmatch(text)):
+        text = grouped[1].replace(",", "") + grouped[2]
+    elif comma := _DECIMAL_COMMA.fullmatch(text):
         text = f"{comma[1]}.{comma[2]}"
     match = _NUMBER.fullmatch(text) if len(text) <= _MAX_WRITTEN else None
     if match is None:

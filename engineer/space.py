@@ -138,7 +138,15 @@ class Parameter:
             raise ValueError(f"name={self.name!r}: letters, digits and underscores are allowed")
         if not 0 <= self.decimals <= 6:
             raise ValueError(f"{self.name}: decimals={self.decimals}, allowed are 0 to 6")
-        pairs = tuple((float(low), float(high)) for low, high in self.bounds)
+        given: Any = self.bounds
+        if len(given) == 2 and not any(isinstance(bound, Sequence) for bound in given):
+            given = (given,)
+        try:
+            pairs = tuple((float(low), float(high)) for low, high in given)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{self.name}: bounds={self.bounds!r}, pairs (low, high) of numbers are needed"
+            ) from None
         for low, high in pairs:
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise ValueError(f"{self.name}: bounds ({low}, {high}) must satisfy low <= high")
@@ -171,6 +179,10 @@ class ConfigurationSpace:
     row_suffix: str = ""
 
     def __post_init__(self) -> None:
+        if isinstance(self.rows, str) or not all(isinstance(row, str) for row in self.rows):
+            raise ValueError(f"rows={self.rows!r}: names are needed, such as ('3', '4')")
+        object.__setattr__(self, "rows", tuple(self.rows))
+        object.__setattr__(self, "parameters", tuple(self.parameters))
         for kind, values in (("rows", self.rows), ("parameters", self.names)):
             folded = [value.lower() for value in values]
             if not values or len(set(folded)) != len(values):

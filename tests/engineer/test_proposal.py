@@ -47,6 +47,26 @@ def test_says_why_nothing_was_read(text):
     assert reading.reason.strip()
 
 
+def test_commas_separate_thousands_where_a_parameter_reaches_them():
+    parameters = Parameter("fraction"), Parameter("largest", (10, 100_000), decimals=0)
+    space = ConfigurationSpace("row", ("01", "02"), (*parameters, Parameter("rate")), "fraction")
+    for one, two in (("1,000", "50,000"), ('"1,000"', "'50,000'"), ("1000", "50,000.0")):
+        text = f"01: {{fraction: 0,5, largest: {one}, rate: 0,125}}\n02: {{fraction: 0.5, "
+        values = parse(text + f"largest: {two}, rate: 0.5}}", space).values
+        assert values["01"] == {"fraction": 0.5, "largest": 1000, "rate": 0.125}
+        assert values["02"]["largest"] == 50_000
+    config = space.uniform()
+    assert parse(render_config(config, space), space).values == config.to_dict()
+
+
+def test_rows_of_one_parameter_need_no_name():
+    space = ConfigurationSpace("size", ("3", "4"), (Parameter("part"),), "part")
+    for text in ("3: 0.2\n4: 0.8", '{"3": 0.2, "4": 0.8}', "size 3: part 0.2\nsize 4: part 0.8"):
+        assert parse(text, space).values == {"3": {"part": 0.2}, "4": {"part": 0.8}}
+    named = "Rates were 3: 0.9 and 4: 0.1.\n3: {part: 0.2}\n4: {part: 0.8}"
+    assert parse(named, space).values == {"3": {"part": 0.2}, "4": {"part": 0.8}}
+
+
 def test_reads_the_end_of_a_megabyte():
     assert parse("lorem {ipsum: [3: " * 60_000 + "\n" + ASKED, SPACE).values == WANTED
 

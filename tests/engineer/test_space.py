@@ -60,6 +60,8 @@ def test_bad_spaces_are_refused():
         (("topic", (), one), "rows"),
         (("topic", ("a", "A"), one), "rows"),
         (("size", ("4", "3"), one), "ascending"),
+        (("size", (3, 4), one), r"rows=\(3, 4\): names are needed"),
+        (("size", "34", one), "rows='34': names are needed"),
         (("topic", ("a b",), one), "'a b'"),
         (("topic", ("a",), ()), "parameters"),
         (("topic", ("a", "b", "c"), (Parameter("x", ((0, 1), (0, 1))),)), "2 pairs of bounds"),
@@ -75,9 +77,19 @@ def test_bad_spaces_are_refused():
         ({"bounds": ((0, math.inf),)}, "low <= high"),
         ({"bounds": ((0.5, 2),), "decimals": 0}, "whole numbers"),
         ({"decimals": 7}, "decimals=7"),
+        ({"bounds": ((0, 1, 2),)}, "pairs"),
+        ({"bounds": (0, "1")}, "pairs"),
     ):
         with pytest.raises(ValueError, match=message):
             Parameter(**{"name": "x", **options})
+
+
+def test_lists_and_a_single_pair_are_taken():
+    single = Parameter("x", (0, 5))
+    assert single == Parameter("x", ((0, 5),)) == Parameter("x", [[0, 5]])
+    space = ConfigurationSpace("size", ["3", "4"], [Parameter("part"), single], "part")
+    assert space == ConfigurationSpace("size", ("3", "4"), (Parameter("part"), single), "part")
+    assert hash(space)
 
 
 def test_bad_configurations_are_refused():
