@@ -93,6 +93,11 @@ def examine(family: Family) -> Iterator[str]:
     again = family.generate(jax.random.key(2), family.validation, MANY, ()).problems
     if list(again) != list(problems):
         raise FamilyError("generate: the same key makes other problems the second time")
+    try:  # The same key, so the same problems if none were excluded.
+        family.generate(jax.random.key(2), family.validation, MANY, problems)
+    except NoProblemError as error:
+        if "exclude" in str(error):
+            raise FamilyError(str(error)) from error
     yield f"distinct problems of the validation set's configuration: {len(problems)} of {MANY}"
     begin = time.monotonic()
     valid = _verify(family, problems, [""] * len(problems), "an empty completion")
@@ -100,6 +105,10 @@ def examine(family: Family) -> Iterator[str]:
         f"empty completions: {valid} of {len(problems)} valid, "
         f"{(time.monotonic() - begin) / len(problems):.2g} s each"
     )
+    if valid == len(problems):
+        raise FamilyError("verify: an empty completion is valid for every problem")
+    prose = "I am not sure. Maybe it is 42?"
+    _verify(family, problems, [prose] * len(problems), "a completion in prose")
     try:
         texts = family.solutions(problems)
     except NotImplementedError:

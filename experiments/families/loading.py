@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import runpy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,9 +147,12 @@ class FamilySettings:
     def _load_file(self, path: Path) -> Family:
         name = self.family
         attribute = name.rpartition(":")[2]
+        folder = str(path.resolve().parent)
+        if folder not in sys.path:  # Of modules beside it.
+            sys.path.append(folder)
         try:
             family = runpy.run_path(str(path), run_name="family").get(attribute)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(f"family={name!r}: {type(error).__name__}: {error}") from error
         if not isinstance(family, Family):
             raise ValueError(f"family={name!r}: {attribute!r} is no instance of families.Family")

@@ -224,13 +224,19 @@ def _serve(path: str) -> None:
         try:
             first, *rest = name.split(".")
             value = functools.reduce(getattr, rest, functions[first])(*arguments)
-            # Numbers and arrays of NumPy become those of Python.
-            reply = json.dumps([value, ""], default=lambda one: one.tolist())
+            reply = json.dumps([value, ""], default=_plain)
         except BaseException as error:
             reply = json.dumps([None, told(error, path)])
         signal.alarm(0)
         replies.write(f"{identity} {reply}\n".encode())
         replies.flush()
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of NumPy as those of Python."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"it returned {value!r:.80}, and JSON has no {type(value).__name__}")
 
 
 def _leave_others() -> None:

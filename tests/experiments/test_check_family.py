@@ -53,6 +53,9 @@ def slow(*values):
         ("return [str(sum", "1 / 0\n        return [str(sum", r"Zero.*own\.py:\d+, in solutions\)"),
         slow('" ".join(map', 'len(map', r"TypeError: .*own\.py:\d+, in prompt\)"),
         ("default_rng(np.asarray(jax.random.key_data(key)))", "default_rng()", "the same key"),
+        slow("seen = {tuple", "seen = set() and {tuple", "a problem of `exclude` is there"),
+        slow("if text != right else", "if text and text != right else", "an empty completion"),
+        slow("if text.isdecimal()", "if int(text or 0)", "a completion in prose.*ValueError"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_with_its_place(before, after, said, tmp_path, capsys):
