@@ -6,7 +6,6 @@ the task? The definitions are this project's own: `measures.yaml` has the measur
 the questions for the judge.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -222,13 +221,16 @@ def judge_design(
         except NoAnswerError:
             continue
         for written in reversed(re.findall(r"\{[^{}]*\}", text)):
-            try:
-                scores = json.loads(written)
-            except (ValueError, RecursionError):
-                continue
-            if set(scores) == set(QUESTIONS) and all(
-                score is None or (type(score) is int and 1 <= score <= 5)
-                for score in scores.values()
-            ):
-                return {"scores": scores, "text": text}
+            scores = {name: _score(written, name) for name in QUESTIONS}
+            if "" not in scores.values():
+                numbers = {name: score and int(score) for name, score in scores.items()}
+                return {"scores": numbers, "text": text}
     return None
+
+
+def _score(written: str, name: str) -> str | None:
+    """The digit beside a name in an object that may be loosely written; None for null, or empty."""
+    value = r"""["']?([1-5])(?:\.0+)?["']?|null|none"""
+    pattern = rf"""\b{name}["']?\s*:\s*(?:{value})\s*(?:[,}}#]|//|$)"""
+    found = re.search(pattern, written, re.IGNORECASE | re.MULTILINE)
+    return found[1] if found else ""

@@ -351,7 +351,7 @@ class Endpoint(Server):
                 f"endpoint {self.url}, model {self.model!r}, key from {self.key_variable} "
                 f"({'set' if key else 'not set'}): refused with status {status}: {detail}"
             )
-        reply = _read(raw, self.stream)
+        reply = _read(raw, self.stream, key)
         finish = _masked(_healed(reply.finish), key)
         return dataclasses.replace(reply, text=_masked(_healed(reply.text), key), finish=finish)
 
@@ -385,8 +385,8 @@ def _masked(text: str, key: str) -> str:
     return text.replace(key, "***") if key else text
 
 
-def _read(raw: bytes, stream: bool) -> Reply:
-    """The reply in a body: one JSON object, or server-sent events."""
+def _read(raw: bytes, stream: bool, key: str) -> Reply:
+    """The reply in a body: one JSON object, or server-sent events. Errors leave out the key."""
     events: Sequence[str | bytes] = [raw]
     finished = not stream
     if stream:
@@ -402,8 +402,12 @@ def _read(raw: bytes, stream: bool) -> Reply:
                 used = _count(event["usage"], "prompt"), _count(event["usage"], "completion")
             if stream and event.get("choices") == []:
                 continue  # an event with the usage alone
+            if (error := event.get("error")) and not event.get("choices"):  # With status 200.
+                raise _TransientError(f"the server says: {_masked(str(error), key)[:_DETAIL]}")
             choice = event["choices"][0]
             content = choice["delta" if stream else "message"].get("content")
+            if isinstance(content, list):  # Parts; those of other types are not of the answer.
+                content = "".join(part["text"] for part in content if part["type"] == "text")
             texts.append("" if content is None else content)
             finish = choice.get("finish_reason") or finish
         text = "".join(texts)

@@ -169,6 +169,9 @@ def test_an_llm_judge():
     assert "the context" in content
     assert "the answer" in content
     assert all(question in content for question in QUESTIONS.values())
+    loose = ", ".join(f"'{name}': {4.0 if n else 'None'}" for name, n in scores.items())
+    for text in ("{" + loose + ",}", json.dumps({**scores, "comment": "so so"}, indent=1)):
+        assert judge_design(lambda c, s, t=text: t, "", "", 0)["scores"] == scores
     for bad in ({**scores, "locality": 6}, {**scores, "locality": True}, {"locality": 1}):
         assert judge_design(lambda c, s, b=bad: json.dumps(b), "", "", 0) is None
     for text in ("", "{}", "{" + "[" * 100_000 + "}", '{"locality": ' + "9" * 5_000 + "}"):

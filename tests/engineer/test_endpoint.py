@@ -192,6 +192,21 @@ def test_a_repeated_key_is_masked_and_lone_surrogates_are_healed(monkeypatch):
         assert endpoint(server)[0].ask(HI, 0).finish == "***\ufffd"
 
 
+def test_parts_are_joined_and_errors_with_status_200_are_told(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    said = completion("")
+    parts = [{"type": "thinking", "text": "hm"}, *({"type": "text", "text": x} for x in ("a", "b"))]
+    said["choices"][0]["message"]["content"] = parts
+    with Server(lambda handler: handler.send(200, json.dumps(said).encode())) as server:
+        assert endpoint(server)[0](HI, 0) == "ab"
+    error = json.dumps({"error": {"message": f"overloaded, {KEY}"}}).encode()
+    with (
+        Server(lambda handler: handler.send(200, error)) as server,
+        pytest.raises(NoAnswerError, match=r"the server says: .*overloaded, \*\*\*"),
+    ):
+        endpoint(server, tries=1)[0](HI, 0)
+
+
 def test_counts_that_cannot_be_are_ignored():
     for count, taken in ((7, 7), (0, 0), (int("9" * 400), None), (-1, None), (True, None)):
         reply = completion("yes") | {"usage": {"prompt_tokens": count, "completion_tokens": 3}}
