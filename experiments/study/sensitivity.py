@@ -19,7 +19,7 @@ from engineer.analysis import expected_signal
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
 from experiments.run import store as files
-from experiments.statistics import LEVEL, paired
+from experiments.statistics import LEVEL
 from experiments.study.results import rate
 from experiments.text.errors import UserError
 from experiments.text.templates import paragraphs
@@ -75,8 +75,8 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
       * `explained`: fraction of the variance of single runs that the configuration explains, by
         components of variance.
       * `p`: of the F test that all configurations are equal.
-      * `best_minus_worst`: `{values, mean, low, high, p}`; best and worst are chosen on the other
-        seeds to avoid selection bias.
+      * `best_minus_worst`: `{values: {seed: value}, mean}`; best and worst are chosen on the other
+        seeds to avoid selection bias. The values share that choice, so they give no interval.
       * `detectable`: the difference of two designers that `SEEDS` seeds detect with a power of 0.8,
         if their runs vary as these do.
       * `ratio`: `best_minus_worst / detectable`.
@@ -112,8 +112,8 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
     order = np.argsort(-means, kind="stable")
     residual, explained, p = variance(values)
     detectable = detectable_difference(residual, SEEDS)
-    gaps = dict(zip(seeds, held_out_gap(values), strict=True))
-    gap = paired(gaps, dict.fromkeys(gaps, 0.0))
+    gaps = held_out_gap(values)
+    gap = float(np.mean(gaps))
     lead = means[order[0]] - means[names.index(found["reference"])]
     return {
         "seeds": seeds,
@@ -132,9 +132,9 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
         "start": rate(first, "valid"),
         "explained": explained,
         "p": p,
-        "best_minus_worst": gap,
+        "best_minus_worst": {"values": dict(zip(map(str, seeds), gaps, strict=True)), "mean": gap},
         "detectable": detectable,
-        "ratio": gap["mean"] / detectable if detectable else None,
+        "ratio": gap / detectable if detectable else None,
         "seeds_for_best": seeds_needed(lead, residual),
         "seeds_for_half": seeds_needed(lead / 2, residual),
         "signal_correlation": float(scipy.stats.spearmanr(signal, means).statistic),
