@@ -69,8 +69,10 @@ def effective_trials(outcomes: np.ndarray) -> float:
     """
     clusters, each = outcomes.shape
     ratio = outcomes.mean()
-    if each == 1 or clusters == 1 or ratio in (0, 1):
+    if each == 1:
         return float(outcomes.size)
+    if clusters == 1 or ratio in (0, 1):
+        return float(clusters)
     variance = np.var(outcomes.mean(axis=1), ddof=1) / clusters
     effective = ratio * (1 - ratio) / variance if variance else math.inf
     return float(np.clip(effective, clusters, outcomes.size))

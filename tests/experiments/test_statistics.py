@@ -179,5 +179,5 @@ def test_effective_trials_of_clusters():
     independent = rng.random((2000, 4)) < 0.3
     assert statistics.effective_trials(independent) == pytest.approx(8000, rel=0.1)
     assert statistics.effective_trials(np.repeat(independent[:, :1], 4, axis=1)) == 2000
-    assert statistics.effective_trials(np.zeros((5, 3), bool)) == 15
+    assert statistics.effective_trials(np.zeros((5, 3), bool)) == 5
     assert statistics.effective_trials(np.array([[True], [False]])) == 2
