@@ -57,7 +57,11 @@ def changes(run: Run) -> Iterator[tuple[int, Change]]:
             found = each.validation.breakdown if each.validation else None
             note = refused.get(each.index)
             both = made[each.index], made.get(each.index + 1, {})
-            yield each.number, change_of(each.config, each.design, found, run.family, note, both)
+            shuffled = run.settings["engineer"]["shuffle_evidence"]
+            yield (
+                each.number,
+                change_of(each.config, each.design, found, run.family, note, both, shuffled),
+            )
 
 
 def _made(one: Round) -> Made:

@@ -13,8 +13,8 @@ from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
 from experiments.text.templates import paragraphs
 
-_BLIND = ("fixed", "first", "random")
-"""Designers that read no evidence and therefore cannot have it as a reason."""
+_BLIND = ("fixed", "first", "random", "learnability_once")
+"""Designers that do not read a round's evidence and therefore cannot have it as a reason."""
 
 Made = Mapping[tuple[str, str], float]
 """What the generator made, by row and parameter."""
@@ -56,6 +56,7 @@ def change_of(
     family: Family,
     refused: str | None = None,
     made: tuple[Made, Made] = ({}, {}),
+    shuffled: bool = False,
 ) -> Change:
     """The largest changes of a design.
 
@@ -65,6 +66,7 @@ def change_of(
       found: the validation after that round, if any.
       refused: why the next round could not use it.
       made: as in `Change`.
+      shuffled: whether the designer saw other rows' outcomes.
     """
     now, space = design["config"], family.space
     sizes = {cell: abs(move) for cell, move in relative_moves(was, now, space).items()}
@@ -74,6 +76,7 @@ def change_of(
     others = [cell for cell in moved if cell not in of_fractions]
     near = [cell for cell in others if chosen and cell[0] == chosen[0][0]]
     chosen += [max(near or others, key=sizes.__getitem__)] if others else []
+    reads = design["source"] not in _BLIND and not shuffled
     kept = (design["reason"] if design["kept_previous"] else refused) or ""
     return Change(
         space=space,
@@ -82,14 +85,17 @@ def change_of(
         moves=[(*cell, was[cell], now[cell]) for cell in chosen],
         made=made,
         rest=len(moved) - len(chosen),
-        evidence=_evidence(found, design["source"], family, chosen[0][0]) if chosen else None,
+        evidence=_evidence(found, reads, family, chosen[0][0]) if chosen else None,
     )
 
 
 def _evidence(
-    found: FailureBreakdown | None, source: str, family: Family, row: str
+    found: FailureBreakdown | None, reads: bool, family: Family, row: str
 ) -> Mapping[str, Any] | None:
-    """The result of a row in the validation before a design, relative to the other rows."""
+    """The result of a row in the validation before a design, relative to the other rows.
+
+    `reads` says whether the designer saw it.
+    """
     rows = found.by_group if found else ()
     rates = {outcome.name: outcome.valid_rate for outcome in rows}
     if row not in rates:
@@ -98,7 +104,7 @@ def _evidence(
     check = max(failed, key=failed.__getitem__)
     low, high = min(rates.values()), max(rates.values())
     return {
-        "read": source not in _BLIND,
+        "read": reads,
         "place": {low: "most", high: "least"}.get(rates[row]) if low < high else None,
         "failing": 1 - rates[row],
         "mostly": family.failure(check) if failed[check] else None,

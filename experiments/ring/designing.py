@@ -208,6 +208,9 @@ def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Co
         return space.uniform()
     try:
         config = Configuration.from_dict(yaml.safe_load(Path(start).read_text(encoding="utf-8")))
+        cells = config.cells()
+        if cells.keys() == set(space.cells):  # In any order.
+            config = Configuration.from_cells({cell: cells[cell] for cell in space.cells})
         space.check(config)
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise ValueError(f"engineer.start={start!r}: {error}") from error

@@ -350,7 +350,8 @@ class Loop:
         """What the design after the round in `folder`, in its JSON form, changed."""
         was = self._store.read(folder / "environment.yaml", Configuration.from_dict)
         now = {**design, "config": Configuration.from_dict(design["config"])}
-        return change_of(was, now, self._validated(folder)[0], self._family)
+        shuffled = self._settings.engineer.shuffle_evidence
+        return change_of(was, now, self._validated(folder)[0], self._family, shuffled=shuffled)
 
     def _report(self, title: str, folder: Path, validated: Outcomes) -> None:
         """Shows a validation, and the design that followed, if any."""

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from engineer.curricula import BY_RULE
 from engineer.evidence import FailureBreakdown, GroupOutcome
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.settings import Settings
@@ -175,8 +176,13 @@ def truncation(found: FailureBreakdown, budget: int) -> list[str]:
 
 def plan(settings: Settings, trainer: GRPOTrainer) -> list[str]:
     """A few lines on what a run is going to do, and the device memory that it needs."""
-    memory, capacities = trainer.memory(), trainer.sampler.capacities
-    return paragraphs("plan.md", settings=settings, memory=memory, capacities=capacities)
+    return paragraphs(
+        "plan.md",
+        settings=settings,
+        of_model=settings.engineer.designer not in BY_RULE,
+        memory=trainer.memory(),
+        capacities=trainer.sampler.capacities,
+    )
 
 
 def memory_advice(settings: Settings, planned: Sequence[str]) -> str:

@@ -40,10 +40,11 @@ def test_a_run_says_what_it_is_going_to_do_and_when_to_wait(undisturbed):
     workdir, out = undisturbed
     lines = out.splitlines()
     assert lines[0] == f"{workdir}: starting"
-    assert lines[3:9] == [
+    assert lines[3:10] == [
         "  3 rounds of 4 steps on 32 problems each, validated on 24",
         "  a step: 8 problems with 4 completions each, in 32 slots of at most 64 tokens; "
         "updates: 1",
+        "  design: current, from context V6",
         "  mesh: data 1 x fsdp 1 x tensor 1; micro-batches of up to 8 sequences",
         "  a device: 13.4 MB of parameters and moments; 4.5 MB of gradients, or 4.5 MB of weights "
         "and up to 4.2 MB of keys and values while it samples, compiled for up to 2 lengths",

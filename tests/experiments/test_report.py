@@ -424,8 +424,10 @@ def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undra
     ):
         assert words in page.text, words
     path = root / "rounds" / "0" / "design" / "design.json"
-    files.write_file(path, json.loads(path.read_text()) | {"source": "random"})
-    assert f"80 % (50 % made) of the set, which {evidence}" in check_page(report.write(root)).text
+    for source in ("random", "learnability_once"):
+        files.write_file(path, json.loads(path.read_text()) | {"source": source})
+        text = check_page(report.write(root)).text
+        assert f"80 % (50 % made) of the set, which {evidence}" in text
 
 
 FAMILY = """
