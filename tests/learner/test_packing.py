@@ -80,6 +80,28 @@ def test_shapes(args, want):
     assert packing.shapes(*args) == want
 
 
+def test_few_assignments_are_tried(monkeypatch):
+    """One takes a second for thousands of completions, and devices wait."""
+    tried, best_fit = [], packing._best_fit
+    monkeypatch.setattr(packing, "_best_fit", lambda *given: tried.append(1) or best_fit(*given))
+    rng = np.random.default_rng(0)
+    prompts, lengths = rng.integers(50, 500, 128).repeat(16), rng.integers(1, 2049, 2048)
+    packing.pack(prompts, lengths, np.arange(2048) // 16, packing.shapes(4, 1, 4608, 2048))
+    assert len(tried) < 80
+
+
+def test_what_no_sequence_holds_is_refused():
+    with pytest.raises(ValueError, match="have 5100 tokens, sequences at most 4608"):
+        packing.pack(*np.array([[100], [5000], [0]]), packing.shapes(8, 8, 4608, 256))
+
+
+def test_a_run_compiles_for_few_longest_prompts():
+    config = GRPOConfig(max_new_tokens=256)
+    found = {tuple(config.sequence_shapes(n, 1)) for n in range(129, 1025)}
+    assert len(found) == 3
+    assert config.sequence_shapes(1024, 1)[0][1] >= 1024 + 256
+
+
 @pytest.mark.parametrize(("sequences", "shards"), [(8, 8), (32, 8), (128, 32)])
 def test_recommended_layouts_use_their_tokens(sequences, shards):
     """Qwen3-4B on v5e-8, v6e-8, v5p-64, completions of lognormal lengths: at most four shapes."""

@@ -66,7 +66,15 @@ def pack(
     Returns:
       For each micro-batch its shape and, for each of its sequences, its parts: the numbers of the
       completions to one prompt. Every completion is in one part; every micro-batch has a part.
+
+    Raises:
+      ValueError: a completion and its prompt are longer than the longest sequence.
     """
+    if (most_tokens := int((prompts + lengths).max(initial=0))) > allowed[0][1]:
+        raise ValueError(
+            f"a prompt and its completion have {most_tokens} tokens, sequences at most "
+            f"{allowed[0][1]}"
+        )
     # Group by group, so that much is shared, those with the longest completions first.
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     largest = np.zeros(len(first), np.int64)
@@ -87,18 +95,22 @@ def pack(
     best: tuple[float, list[Shape], list[int]] = math.inf, [], []
     for count in np.unique(np.linspace(most, least, _TRIALS).astype(int) // fewest)[::-1]:
         begun = _micro_batches(int(count) * fewest * longest, long)
-        units = max(0, -(-(total - sum(map(_tokens, begun))) // unit))
-        while True:
-            batches = begun + _micro_batches(units * unit, short)
+        low = max(0, -(-(total - sum(map(_tokens, begun))) // unit))
+        high = width = -1  # Unknown.
+        # The least of the short sequences that suffice, by doubling and then halving the distance.
+        while high < 0 or low < high:
+            width = max(1, 2 * width)
+            middle = low + width - 1 if high < 0 else (low + high) // 2
+            batches = begun + _micro_batches(middle * unit, short)
             cost = sum(_tokens(shape) * (_LINEAR + shape[1]) for shape in batches)
-            if cost >= best[0]:
-                break
-            of_sequences = [length for sequences, length in batches for _ in range(sequences)]
-            found = _best_fit(ordered, of_sequences)
+            too_many = cost >= best[0]
+            found = None if too_many else _best_fit(ordered, _of_sequences(batches))
             if found is not None:
                 best = cost, batches, found
-                break
-            units += 1 + units // 64
+            if too_many or found is not None:
+                high = middle
+            else:
+                low = middle + 1
     _, batches, sequences_of = best
     parts: list[dict[int, list[int]]] = [{} for _ in range(sum(n for n, _ in batches))]
     for number, sequence in zip(order.tolist(), sequences_of, strict=True):
@@ -106,6 +118,10 @@ def pack(
     contents = iter([list(map(np.array, of_sequence.values())) for of_sequence in parts])
     made = [(shape, list(itertools.islice(contents, shape[0]))) for shape in batches]
     return [(shape, of) for shape, of in made if any(of)]
+
+
+def _of_sequences(batches: Sequence[Shape]) -> list[int]:
+    return [length for sequences, length in batches for _ in range(sequences)]
 
 
 def _tokens(shape: Shape) -> int:
