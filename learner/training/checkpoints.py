@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import operator
 import os
 import re
 import shutil
@@ -65,6 +66,7 @@ class Checkpoints(contextlib.AbstractContextManager):
       read_only: never create, write or remove anything.
 
     Raises:
+      ValueError: `keep` is below 1.
       DamagedCheckpointError: what marks a checkpoint as kept cannot be read; the message names
         the file.
     """
@@ -75,6 +77,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         keep: int | None = 2,
         read_only: bool = False,
     ) -> None:
+        if keep is not None and (not isinstance(keep, int) or keep < 1):
+            raise ValueError(f"keep={keep}: allowed are integers from 1 up, and None")
         self._folder = Path(folder).resolve()
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(keep), _Kept()]),
@@ -123,10 +127,11 @@ class Checkpoints(contextlib.AbstractContextManager):
           keep: never remove it to save space.
 
         Raises:
-          ValueError: `step` is not larger than the latest.
+          ValueError: `step` is not larger than the latest, or the folder is open for reading.
           OSError: it, or the one before it, cannot be written.
         """
-        latest = self.latest_step()
+        self._check_writable()
+        step, latest = operator.index(step), self.latest_step()
         if latest is not None and step <= latest:
             raise ValueError(f"step={step}: the latest checkpoint is {latest}, allowed are larger")
         self._sweep()
@@ -179,6 +184,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         Raises:
           FileNotFoundError: there is no such checkpoint.
+          ValueError: it is of another configuration; the message names an array.
           DamagedCheckpointError: it cannot be read, or is not what was saved.
         """
         steps = self.steps()
@@ -187,6 +193,10 @@ class Checkpoints(contextlib.AbstractContextManager):
         if step not in steps:
             wanted = "any" if step is None else step
             raise FileNotFoundError(f"{self._folder}: no checkpoint {wanted}, there are {steps}")
+        if other := self._difference(step, abstract_state):
+            raise ValueError(
+                f"{self._folder}: checkpoint {step} is of another configuration: {other}"
+            )
         item = vars(abstract_state)
         shardings = ocp.checkpoint_utils.construct_restore_args(item)
         try:
@@ -214,6 +224,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def remove_after(self, step: int) -> None:
         """Removes all checkpoints that are newer than `step`."""
+        self._check_writable()
         for newer in reversed([other for other in self.steps() if other > step]):
             self._manager.delete(newer)
 
@@ -236,6 +247,31 @@ class Checkpoints(contextlib.AbstractContextManager):
                 raise
             code = int(found[1])
             raise OSError(code, os.strerror(code), str(self._folder)) from error
+
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise ValueError(f"{self._folder}: opened with read_only=True")
+
+    def _difference(self, step: int | None, abstract_state: TrainState) -> str:
+        """The first array that is not as in a checkpoint; empty if all are, or none can be read."""
+        path = self._folder / str(step) / _STATE
+        try:
+            saved = ocp.PyTreeCheckpointer().metadata(path).item_metadata.tree
+        except Exception:
+            return ""
+        asked = ocp.tree.serialize_tree(vars(abstract_state), keep_empty_nodes=True)
+        there, here = (
+            {
+                jax.tree_util.keystr(path): f"{jnp.dtype(x.dtype)}{list(x.shape)}"
+                for path, x in jax.tree_util.tree_leaves_with_path(tree)
+            }
+            for tree in (saved, asked)
+        )
+        for name in sorted(there.keys() | here.keys()):
+            one, other = there.get(name, "nothing"), here.get(name, "nothing")
+            if one != other:
+                return f"{name} is {one} in it, and {other} is asked for"
+        return ""
 
     def _sweep(self) -> None:
         if not self._read_only and distributed.is_first():

@@ -1,5 +1,6 @@
 """Saving and restoring: exact, on any mesh, and never half a checkpoint."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -52,6 +53,36 @@ def test_restores_exactly_onto_another_mesh(tiny_model, tmp_path):
         assert_same(restored, state)
         for leaf, want in zip(jax.tree.leaves(restored), jax.tree.leaves(abstract), strict=True):
             assert leaf.sharding == want.sharding
+
+
+def test_what_is_open_for_reading_stays_as_it_is(tiny_model, one_device, tmp_path):
+    state = new_state(tiny_model, one_device)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, state, {})
+    with Checkpoints(tmp_path, keep=1, read_only=True) as checkpoints:
+        for change in (lambda: checkpoints.save(2, state, {}), lambda: checkpoints.remove_after(0)):
+            with pytest.raises(ValueError, match="opened with read_only=True"):
+                change()
+        assert checkpoints.steps() == [1]
+    with pytest.raises(ValueError, match="keep=0: allowed are integers from 1"):
+        Checkpoints(tmp_path, keep=0)
+
+
+def test_a_checkpoint_of_another_configuration_is_not_called_damaged(
+    tiny_model, one_device, tmp_path
+):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, new_state(tiny_model, one_device), {})
+        for change, said in (
+            ({"param_dtype": "bfloat16"}, r"float32\[.* in it, and bfloat16\["),
+            ({"vocab_size": 96}, r"\['embedding'\] is float32\[264, 32\] in it, .*\[96, 32\]"),
+            ({"tie_word_embeddings": False}, r"is nothing in it, and float32\["),
+        ):
+            other = dataclasses.replace(tiny_model, **change)
+            abstract = abstract_train_state(other, OPTIMIZER, one_device)
+            with pytest.raises(ValueError, match=f"is of another configuration: .*{said}") as error:
+                checkpoints.restore(abstract)
+            assert not isinstance(error.value, DamagedCheckpointError)
 
 
 def test_keeps_the_newest(tiny_model, one_device, tmp_path):
