@@ -1,6 +1,13 @@
 """Settings of JAX that decide what a key draws."""
 
 import jax
+import jax.numpy as jnp
+
+
+def check(name: str, keys: jax.Array) -> None:
+    """Raises `ValueError` unless an argument consists of typed keys."""
+    if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"{name}: an array of {keys.dtype}, allowed are keys of jax.random.key")
 
 
 def pin() -> None:

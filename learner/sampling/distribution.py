@@ -17,6 +17,7 @@ from learner.tokens import ThinkingBudget
 
 # Tokens of a block of the vocabulary in `draw`: the lanes of a TPU's vector unit.
 _BLOCK = 128
+_COLD = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class SamplingParams:
     thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         checks.integers(self, max_new_tokens=1, top_k=0)
         checks.not_negative(self, "temperature")
         checks.fractions(self, "top_p", "min_p")
@@ -67,6 +69,8 @@ def filter_logits(logits: Array, sampling: SamplingParams) -> Array:
     Tokens tied at the edge of top-k or top-p are all kept. Temperature 0 is treated as 1.
     """
     chex.assert_type(logits, float)
+    if 0 < sampling.temperature < _COLD:  # Else XLA's rounding of the quotient's maximum shows.
+        logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     if sampling.temperature > 0:
         logits = logits / sampling.temperature
     edge = None

@@ -44,7 +44,7 @@ from learner.decoder.attention import LANES
 from learner.decoder.cached_attention import choose_decoding
 from learner.decoder.config import DecoderConfig
 from learner.decoder.model import Params, logical_axes
-from learner.devices import distributed, sharding
+from learner.devices import distributed, draws, sharding
 from learner.sampling import decoding, slots
 from learner.sampling.decoding import Cache
 from learner.sampling.distribution import SamplingParams
@@ -223,7 +223,7 @@ class Sampler:
             lost=np.zeros(shape[0], np.int32),
             finish=np.full(shape[0], RUNNING, np.int32),
         )
-        if not prompts:
+        if not len(prompts):
             return samples
         decoding_copy = self._decoding_copy(params)
 
@@ -457,6 +457,7 @@ class Sampler:
         """The arguments of a call, checked."""
         if num_samples < 1:
             raise ValueError(f"num_samples={num_samples}: allowed are integers from 1 up")
+        draws.check("keys", keys)
         chex.assert_shape(keys, (len(prompts),))
         if (impl := str(jax.random.key_impl(keys))) != KEY_IMPL:
             raise ValueError(

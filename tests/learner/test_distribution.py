@@ -114,6 +114,22 @@ def test_ties_at_the_edge_are_kept():
         np.testing.assert_array_equal(np.isfinite(got), [[True, True, True, False]])
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-8, 1e-12])
+def test_nearly_no_temperature_takes_the_likeliest(temperature):
+    logits = 5 * jax.random.normal(jax.random.key(0), (64, 50))
+    sampling = SamplingParams(max_new_tokens=1, temperature=temperature)
+
+    @jax.jit
+    def drawn(logits):
+        filtered = filter_logits(logits, sampling)
+        tokens = draw(jax.random.split(jax.random.key(1), 64), filtered)
+        return tokens, logprob(filtered, tokens)
+
+    tokens, logprobs = drawn(logits)
+    np.testing.assert_array_equal(tokens, logits.argmax(-1))
+    np.testing.assert_array_equal(logprobs, 0)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -475,6 +475,8 @@ def test_prompts_that_do_not_fit_are_refused_by_number():
         run(PARAMS, [[1], [96, 1]], keys(2))
     with pytest.raises(AssertionError, match="has shape"):
         run(PARAMS, [[1]], keys(3))
+    with pytest.raises(ValueError, match=r"keys: an array of uint32, allowed are keys of jax\.ran"):
+        run(PARAMS, [[1]], jax.random.PRNGKey(0)[None])
     with pytest.raises(ValueError, match="keys=rbg: allowed is threefry"):
         run(PARAMS, [[1]], jax.random.split(jax.random.key(0, impl="rbg"), 1))
     with pytest.raises(ValueError, match="num_samples=0"):
