@@ -249,9 +249,13 @@ def encode_chats(
         enable_thinking: passed to the template; Qwen3's then lets the model reason first.
 
     Raises:
-        ValueError: the template is broken, loops, fills the memory, refuses a conversation or
-            writes far more.
+        ValueError: a content is no text, or the template is broken, loops, fills the memory,
+            refuses a conversation or writes far more.
     """
+    for chat in chats:
+        for message in chat:
+            if not isinstance(message["content"], str):
+                raise ValueError(f"content: {checks.shortened(message['content'])} is no text")
     if not chats:
         return []
     added = tokenizer.added_tokens_decoder.values()

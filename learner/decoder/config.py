@@ -164,7 +164,8 @@ class DecoderConfig:
         bos_token_id, eos_token_id, pad_token_id: as the file states them.
         dtype: "float32", "bfloat16" or, for GPUs without it, "float16", of activations and matrix
             products. Norms, softmax and log-probabilities are float32 always.
-        param_dtype: of the stored parameters; one of the same.
+        param_dtype: of the stored parameters; one of the same. To train all of them it should be
+            float32: in bfloat16 an update below 1/256 of a parameter is rounded away.
         cache_dtype: of the KV cache: "" is `dtype`; "float8_e4m3fn" takes half the memory of 16
             bits, and its three bits of mantissa make sampling differ from training.
         remat: what is kept of every block for the backward pass, from the most memory to the
@@ -252,8 +253,8 @@ class DecoderConfig:
         Args:
             mapping: the parsed file. `rope_theta` is read at the top level (files on the hub)
                 and inside `rope_parameters` (files written by transformers 5). `rope_scaling`
-                comes before `rope_parameters`, as in transformers. Other fields that are left out
-                have the defaults of transformers' own configuration.
+                comes before `rope_parameters`, as in transformers. Most other fields that are left
+                out have the defaults of Qwen3's configuration in transformers.
             compute: compute options.
 
         Raises:

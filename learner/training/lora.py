@@ -50,6 +50,8 @@ class LoraConfig:
     def __post_init__(self) -> None:
         checks.integers(self, rank=0)
         checks.positive(self, "alpha")
+        if not isinstance(self.targets, str):
+            object.__setattr__(self, "targets", tuple(self.targets))
         if not self.targets or not set(self.targets) <= set(MATRICES):
             raise ValueError(f"targets={self.targets!r}: allowed are some of {tuple(MATRICES)}")
 

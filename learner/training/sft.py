@@ -233,11 +233,32 @@ class SFTTrainer:
             # `where` and not only a zero weight: padding must not reach the gradient.
             return -jnp.sum(batch.weights * jnp.where(mask, logprobs, 0.0)), sums
 
+        self._model_config = model_config
         #: The training state as shapes, to restore a checkpoint to.
         self.abstract_state = abstract_train_state(model_config, config.optimizer, mesh, adapters)
         self._update = Updater(
             loss, self.abstract_state, config.optimizer, mesh, model_config.dtype
         )
+
+    def _checked(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples as tuples of Python's integers."""
+        V, longest = self._model_config.vocab_size, self._model_config.max_position_embeddings
+        found = [Example(*(tuple(map(int, ids)) for ids in example)) for example in examples]
+        for number, example in enumerate(found):
+            ids = example.prompt + example.completion
+            if len(ids) > longest:
+                raise ValueError(
+                    f"examples[{number}]: has {len(ids)} tokens; allowed are up to {longest} "
+                    "(max_position_embeddings)"
+                )
+            if ids and not (min(ids) >= 0 and max(ids) < V):
+                found_ids = f"{min(ids)} to {max(ids)}"
+                raise ValueError(
+                    f"examples[{number}]: has ids {found_ids}; allowed are 0 to {V - 1}"
+                )
+        if found and not any(example.completion for example in found):
+            raise ValueError("examples: no completion has a token")
+        return found
 
     def policy_params(self, state: TrainState) -> Any:
         """The parameters to sample from; see `GRPOTrainer.policy_params`."""
@@ -270,8 +291,11 @@ class SFTTrainer:
 
         Raises:
           NonFiniteError: loss, gradient or a parameter was NaN or infinite.
+          ValueError: an example has ids that the model has not, or too many, or no completion has
+            any.
         """
         begin = time.perf_counter()
+        examples = self._checked(examples)
         batches = make_batch(examples, self.config, self._pad_id, self._batch_shards)
         state, result = self._update(state, batches, self._frozen)
         result = jax.device_get(result)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -160,6 +161,12 @@ def create_train_state(
       A state whose every leaf carries a NamedSharding of `mesh`; moments are sharded like the
       parameters they belong to. Adapters, which are small, are whole on every device.
     """
+    if config.param_dtype != "float32" and not (adapters and adapters.rank):
+        warnings.warn(
+            f"param_dtype={config.param_dtype!r}: an update that is small beside its parameter is "
+            "rounded away; 'float32' keeps it",
+            stacklevel=2,
+        )
     abstract = abstract_train_state(config, optimizer, mesh, adapters)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     params = distributed.put(params, shardings.params)

@@ -152,19 +152,27 @@ class GRPOTrainer:
 
     @classmethod
     def from_pretrained(
-        cls, model: str | Path, config: GRPOConfig, key: jax.Array
+        cls,
+        model: str | Path,
+        config: GRPOConfig,
+        key: jax.Array,
+        mesh: Mesh | None = None,
+        **compute: Any,
     ) -> tuple["GRPOTrainer", TrainState]:
-        """A trainer of a model on all devices, and the state to start from.
+        """A trainer of a model, and the state to start from.
 
         Args:
           model: a checkpoint's folder, or its name on the Hugging Face hub.
           key: a typed JAX key, of the adapters if there are any.
+          mesh: by default all devices along `fsdp`.
+          compute: fields of `DecoderConfig`, such as `dtype="bfloat16"`.
 
         Raises:
           ValueError: there is no such model, or it is not supported.
         """
-        folder, mesh = hub.model_folder(model), sharding.make_mesh(fsdp=jax.device_count())
-        architecture, tokenizer = DecoderConfig.from_folder(folder), tokens.load_tokenizer(folder)
+        folder, mesh = hub.model_folder(model), mesh or sharding.make_mesh(fsdp=jax.device_count())
+        architecture = DecoderConfig.from_folder(folder, **compute)
+        tokenizer = tokens.load_tokenizer(folder)
         params = weights.load(folder, architecture, mesh)
         trainer = cls(config, architecture, mesh, tokenizer, frozen_params(config, params))
         return trainer, trainer.init_state(params, key)
@@ -240,7 +248,7 @@ class GRPOTrainer:
           NonFiniteError: a log-probability, a reward, the loss, the gradient, a parameter or any
             other metric was NaN or infinite. The state and the completions are in the error. A task
             must leave out a metric that does not exist (a mean of nothing).
-          ValueError: the task returned rewards of a wrong shape.
+          ValueError: the task returned no `Scores`, or rewards of a wrong shape.
         """
         config = self.config
         seconds: dict[str, float] = {}
@@ -391,6 +399,8 @@ class GRPOTrainer:
             )
         with metrics.timed(seconds, "score"):
             scores = task.score(np.repeat(indices, config.group_size), completions)
+        if not isinstance(scores, Scores):
+            raise ValueError(f"score: the task returned a {type(scores).__name__}, not `Scores`")
         rewards = np.asarray(scores.rewards, np.float32)
         if rewards.shape != (len(completions),):
             raise ValueError(

@@ -137,3 +137,13 @@ def test_bad_input_is_named(tiny_model, examples):
         SFTTrainer(CONFIG, tiny_model, sharding.make_mesh(data=2, fsdp=4), pad_id=0)
     with pytest.raises(ValueError, match=r"prompts\[0\]"):
         make_batch([Example((), (2,))], CONFIG, pad_id=0)
+    trainer = SFTTrainer(CONFIG, tiny_model, sharding.make_mesh(devices=jax.devices()[:1]), 0)
+    for bad, said in (
+        (Example((1, 264), (2,)), r"examples\[1\]: has ids 1 to 264; allowed are 0 to 263"),
+        (Example((1,), (-7,)), r"examples\[1\]: has ids -7 to 1"),
+        (Example((1,) * tiny_model.max_position_embeddings, (2,)), r"\(max_position_embeddings\)"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            trainer.step(None, [Example((1,), (2,)), bad])
+    with pytest.raises(ValueError, match="no completion has a token"):
+        trainer.step(None, [Example((1,), ())])

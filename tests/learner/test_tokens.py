@@ -175,6 +175,8 @@ def test_conversations_are_encoded_together_as_alone(folder):
     assert len(tokens.encode_chats(tokenizer, chats[:-1])) == 4
     with pytest.raises(ValueError, match="chat template fails: no"):
         tokens.encode_chats(tokenizer, chats)
+    with pytest.raises(ValueError, match=r"content: \[.*\] is no text"):
+        tokens.encode_chats(tokenizer, [[{"role": "user", "content": [{"type": "text"}]}]])
 
 
 def test_each_conversation_has_the_whole_time(folder, monkeypatch):

@@ -597,6 +597,24 @@ def test_a_reward_that_is_not_finite_stops_the_run(run, tiny_params, letter_task
         run(CONFIG, params, letter_task)
 
 
+def test_a_list_of_rewards_is_refused_by_name(run, tiny_params, letter_task):
+    class OfNumbers(BrokenTask):
+        def score(self, indices, completions):
+            return [1.0] * len(completions)
+
+    with pytest.raises(ValueError, match="score: the task returned a list, not `Scores`"):
+        run(CONFIG, tiny_params, OfNumbers(letter_task, 0))
+
+
+def test_a_trainer_of_a_folder_takes_a_mesh_and_dtypes(one_device):
+    model, compute = "experiments/models/sums", {"dtype": "bfloat16", "remat": "full"}
+    key = jax.random.key(0)
+    trainer, state = GRPOTrainer.from_pretrained(model, CONFIG, key, one_device, **compute)
+    assert trainer.sampler.config.dtype == "bfloat16"
+    assert {leaf.sharding.mesh for leaf in jax.tree.leaves(state)} == {one_device}
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+
+
 def test_any_figure_that_is_not_finite_stops_the_run(run, tiny_params, letter_task):
     class NoFigure(BrokenTask):
         def score(self, indices, completions):
