@@ -148,14 +148,15 @@ class GRPOConfig:
     def sequence_shapes(self, longest_prompt: int, shards: int) -> list[packing.Shape]:
         """Sequences and tokens of micro-batches: at most four shapes, each compiled once.
 
-        The same for all steps whose longest prompts have equally many tokens, rounded up to a power
-        of two: otherwise a run would compile again with nearly every new longest prompt.
+        The same for all steps whose longest prompts have equally many tokens, rounded up: otherwise
+        a run would compile again with nearly every new longest prompt.
 
         Args:
           longest_prompt: tokens of the longest prompt of a step.
           shards: over which sequences are split.
         """
-        longest_prompt = tokens.geometric_bucket(longest_prompt, 1, 1)
+        per_doubling = 4 if longest_prompt <= _TILE else 2  # Short ones compile in little time.
+        longest_prompt = tokens.geometric_bucket(longest_prompt, 1, per_doubling)
         prompts = min(
             _PROMPTS_PER_SEQUENCE * longest_prompt,
             longest_prompt + self.group_size * self.max_new_tokens,
