@@ -1,4 +1,4 @@
-"""The verifier on what texts say, against plain Python: checks, costs and the first violation."""
+"""The verifier on texts and walks, against plain Python: checks, costs and the first violation."""
 
 import collections
 import dataclasses
@@ -176,37 +176,56 @@ def test_texts_from_reading_to_verdict(batches):
     assert 0.05 < counts["valid"] / counts["texts"] < 0.8
 
 
+def random_lake(random):
+    size, agents = random.choice((3, 4)), random.choice((2, 3, 4))
+    cells = [(row, column) for row in range(size) for column in range(size)]
+    random.shuffle(cells)
+    holes = cells[2 * agents :][: random.randrange(3)]
+    rows = ["".join("FH"[(r, c) in holes] for c in range(size)) for r in range(size)]
+    return make_instance(rows, cells[:agents], cells[agents : 2 * agents])
+
+
+def random_walk(random, lake):
+    """A plan of mostly legal moves with some noise, now and then one of an agent more or less."""
+    path = [cells_of(lake.starts)]
+    for _ in range(random.randrange(6)):
+        steps = [random.choice(reference.STEPS) for _ in path[-1]]
+        moved = zip(path[-1], steps, strict=True)
+        path.append([(r + x, c + y) for (r, c), (x, y) in moved])
+    if random.random() < 0.2:
+        agent = random.randrange(len(path[0]))
+        random.choice(path)[agent] = (random.randint(-1, 4), random.randint(-1, 4))
+    if random.random() < 0.3:
+        path.append(cells_of(lake.goals))
+    if random.random() < 0.05:
+        count = len(path[0]) + random.choice((-1, 1))
+        return [[*cells, cells[0]][:count] for cells in path]
+    return path
+
+
 def test_random_walks():
-    """Plans of mostly legal moves, so that every kind of violation comes first now and then."""
+    """On known and random lakes, so that every kind of violation comes first now and then."""
     kinds = set()
 
     @settings(max_examples=150)
     @given(st.randoms(use_true_random=False))
     def batch(random):
-        paths = []
-        for i in range(BATCH):
-            lake = LAKES[i % 3]
+        paths, known = [], [LAKES[i % 3] for i in range(BATCH // 2)]
+        for i, lake in enumerate(known):
+            path = random_walk(random, lake)
             if random.random() < 0.3:  # A valid plan in which two agents may trade places.
                 path = [list(cells) for cells in strict_reader.read(ANSWERS[i % 3])]
                 time = random.randrange(1, len(path))
                 a, b = random.sample(range(len(path[0])), 2)
                 if random.random() < 0.7:
                     path[time][a], path[time][b] = path[time - 1][b], path[time - 1][a]
-                paths.append(path)
-                continue
-            path = [cells_of(lake.starts)]
-            if random.random() < 0.1:
-                path[0][0] = (random.randrange(3), random.randrange(3))
-            for _ in range(random.randrange(6)):
-                steps = [random.choice(reference.STEPS) for _ in path[-1]]
-                moved = zip(path[-1], steps, strict=True)
-                path.append([(r + x, c + y) for (r, c), (x, y) in moved])
-            if random.random() < 0.1:
-                path[-1] = cells_of(lake.goals)
             paths.append(path)
-        plans = stack_plans([np.array(path) for path in paths], 3)
-        for i, verdict in enumerate(split(verify(INSTANCES, plans))):
-            check(verdict, LAKES[i % 3], paths[i])
+        lakes = known + [random_lake(random) for _ in known]
+        paths += [random_walk(random, lake) for lake in lakes[len(known) :]]
+        instances = stack([pad_instance(lake, 5, 4) for lake in lakes])
+        plans = stack_plans([np.array(path) for path in paths], 4)
+        for lake, path, verdict in zip(lakes, paths, split(verify(instances, plans)), strict=True):
+            check(verdict, lake, path)
             kinds.add(ViolationKind(int(verdict.violation_kind)))
 
     batch()
@@ -239,6 +258,13 @@ def test_every_kind_of_first_violation():
         verdict = verdict_on(first, second)
         assert ViolationKind(int(verdict.violation_kind)) is ViolationKind[name]
         assert (verdict.violation_time, verdict.violation_agent) == (len(first) - 1, 0)
+
+
+def test_cost_counts_until_the_agent_stays_for_good():
+    leaves_again = [(0, 0), (1, 0), (2, 0), (2, 1), (2, 0), (2, 0)]
+    verdict = verdict_on(leaves_again, [(2, 2), (1, 2), (0, 2), *[(0, 1)] * 3])
+    assert verdict.valid
+    assert (verdict.cost, verdict.makespan) == (7, 4)
 
 
 def verdict_on(*paths):
