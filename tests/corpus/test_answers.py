@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import strict_reader
 import yaml
 
 from experiments.families import last_answer
@@ -20,11 +22,13 @@ def shapes(group):
 @shapes("plan")
 def test_holds_the_plan(shape):
     assert parse_answer(shape).tolist() == PLAN
+    assert np.array(strict_reader.read(shape)).tolist() == PLAN
 
 
 @shapes("no plan")
 def test_holds_no_plan(shape):
     assert parse_answer(shape) is None
+    assert strict_reader.read(shape) is None
 
 
 @shapes("answer")

@@ -57,61 +57,10 @@ def test_answer_round_trip():
 
 GOOD = "<answer>\n0: (0,0) (2,2)\n1: (1,0) (2,1)\n</answer>"
 OTHER = "<answer>\n0: (5,5) (5,6)\n</answer>"
-PLAN = (((0, 0), (2, 2)), ((1, 0), (2, 1)))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        GOOD,
-        f"<think>maybe {OTHER}</think>\n{GOOD}",
-        f"<think>one <think>two {OTHER}</think> {OTHER}</think>{GOOD}",
-        f"the prompt opened the thinking {OTHER}</think>{GOOD}",
-        f"first {OTHER} no, better:\n{GOOD}\nDone.",
-        f"{GOOD} <think> or rather {OTHER}",
-        f"{GOOD}\n<answer>\n0: (5,5)",
-        f"```\n{GOOD}\n```",
-        "<answer>\n```\n0: (0,0) (2,2)\n1: (1,0) (2,1)\n```\n</answer>",
-        "<answer>\n```text\n0: (0,0) (2,2)\n1: (1,0) (2,1)\n```\n</answer>",
-        "<answer>\r\n0: (0, 0) (2, 2)\r\n\r\n  1: (1,0) (2,1)  \n</answer>",
-    ],
-)
-def test_accepted(text):
-    assert cells_of(parse_answer(text)) == PLAN == strict_reader.read(text)
 
 
 def cells_of(answer):
     return tuple(tuple(map(tuple, cells)) for cells in answer.tolist())
-
-
-REFUSED = [
-    "",
-    "0: (0,0) (2,2)",
-    "<answer></answer>",
-    "<answer>\n0: (0,0) (2,2)\n",
-    "</answer>\n0: (0,0)\n<answer>",
-    "<answer>\n0: (0,0) (2,2)\n2: (1,0) (2,1)\n</answer>",
-    "<answer>\n1: (0,0) (2,2)\n</answer>",
-    "<answer>\n-0: (0,0) (2,2)\n</answer>",
-    "<answer>\n00: (0,0) (2,2)\n</answer>",
-    "<answer>\n0: (0,0) (2,2)\n1: (1,0)\n</answer>",
-    "<answer>\n0: (0,0) (2,x)\n</answer>",
-    "<answer>\n0: (0,0) (2,2) and so on\n</answer>",
-    "<answer>\n0: (0.0,0) (2,2)\n</answer>",
-    "<answer>\n0: (\u0660,0) (2,2)\n</answer>",
-    "<answer>\n0: (0,0)\u2028(2,2)\n</answer>",
-    "<answer>\n```0: (9,9) (9,9)\n0: (0,0) (2,2)\n```\n</answer>",
-    "<ans<think></think>wer>\n0: (0,0) (2,2)\n</answer>",
-    "<answer>\n0: (0,0) (2,2)\n<think>so</think>1: (1,0) (2,1)\n</answer>",
-    f"<think>I would say {GOOD} or not</think> I do not know",
-    f"<think>I would say {GOOD}",
-]
-
-
-@pytest.mark.parametrize("text", REFUSED)
-def test_refused(text):
-    assert parse_answer(text) is None
-    assert strict_reader.read(text) is None
 
 
 def agree(text):
