@@ -1,4 +1,4 @@
-"""The contexts in docs/contexts are of the run recorded there, and differ by modules alone."""
+"""The contexts in docs/contexts are of the run recorded there, without its held-out items."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from engineer import context
-from engineer.context import VARIANTS, blocks, compose
+from engineer.context import VARIANTS, compose
 from engineer.record import RunRecord
-from engineer.texts import SUMMARY_REQUEST
 from experiments.families.lakes import texts as lakes
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "contexts"
@@ -19,28 +18,6 @@ RECORD = RunRecord.from_dict(json.loads((FOLDER / "record.json").read_text()))
 def test_the_files_are_what_the_record_gives(name):
     text = (FOLDER / f"{name}.md").read_text()
     assert text == compose(VARIANTS[name], RECORD, lakes.TEXTS)[0]["content"] + "\n"
-
-
-def test_they_differ_exactly_by_their_modules():
-    family = lakes.TEXTS
-    module = {
-        "F": context.module("failures", RECORD, family),
-        "G": lakes.TEXTS.guideline,
-        "H0": context.module("history", RECORD, family, True),
-        "H": context.module("history", RECORD, family, False),
-        "S": context.module("summary", RECORD),
-        "T": context.module("training", RECORD, False),
-    }
-    wanted = {
-        "V1": "F", "V2": "G F", "V3": "G H0 F", "V4": "G H F", "V5": "G H F S", "V6": "G H F T",
-    }  # fmt: skip
-    assert len(set(module.values())) == len(module)
-    for name, letters in wanted.items():
-        texts = [lakes.TEXTS.instruction, *(module[letter] for letter in letters.split())]
-        texts += [context.module("rows", RECORD, family), lakes.TEXTS.output_format]
-        texts += [SUMMARY_REQUEST] if name == "V5" else []
-        assert blocks(VARIANTS[name], RECORD, family) == texts
-        assert (FOLDER / f"{name}.md").read_text() == "\n\n".join(texts) + "\n"
 
 
 def test_they_hold_no_held_out_item():
