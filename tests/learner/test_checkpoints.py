@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,11 +33,6 @@ def new_state(config, mesh, seed=0):
     return create_train_state(params, config, OPTIMIZER, mesh)
 
 
-def assert_same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
-
-
 def test_restores_exactly_onto_another_mesh(tiny_model, tmp_path):
     state = new_state(tiny_model, sharding.make_mesh(data=2, fsdp=2, tensor=2))
     noise = jax.tree.map(lambda x: x + jnp.asarray(0.5, x.dtype), state.opt_state)
@@ -50,7 +46,7 @@ def test_restores_exactly_onto_another_mesh(tiny_model, tmp_path):
         with Checkpoints(tmp_path / "run", read_only=True) as checkpoints:
             restored, record = checkpoints.restore(abstract)
         assert record == metadata
-        assert_same(restored, state)
+        chex.assert_trees_all_equal(restored, state)
         for leaf, want in zip(jax.tree.leaves(restored), jax.tree.leaves(abstract), strict=True):
             assert leaf.sharding == want.sharding
 
@@ -95,7 +91,7 @@ def test_keeps_the_newest(tiny_model, one_device, tmp_path):
         assert checkpoints.steps() == [2, 5]
         state, metadata = checkpoints.restore(abstract, 2)
         assert metadata == {"step": 2}
-        assert_same(state, new_state(tiny_model, one_device, seed=2))
+        chex.assert_trees_all_equal(state, new_state(tiny_model, one_device, seed=2))
         with pytest.raises(ValueError, match=r"step=5.*larger"):
             checkpoints.save(5, state, {})
         with pytest.raises(FileNotFoundError, match="no checkpoint 1"):
@@ -219,7 +215,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_is_restored(one_device
                 refused.append(error)
             else:
                 assert record == {"task": {"mean": 0.1}, "names": ["a"]}
-                assert_same(restored, state)
+                chex.assert_trees_all_equal(restored, state)
         path.write_bytes(whole)
     assert len(refused) >= 4
     for error in refused:
@@ -227,7 +223,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_is_restored(one_device
         assert str(error).endswith("; older are [1, 2]")
         assert error.older == [1, 2]
     with Checkpoints(tmp_path, keep=None) as checkpoints:
-        assert_same(checkpoints.restore(abstract, 2)[0], state)
+        chex.assert_trees_all_equal(checkpoints.restore(abstract, 2)[0], state)
         checkpoints.remove_after(2)
         assert checkpoints.steps() == [1, 2]
         checkpoints.save(3, state, {}, keep=True)

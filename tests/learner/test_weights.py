@@ -5,6 +5,7 @@ import functools
 import json
 import tracemalloc
 
+import chex
 import jax
 import jax.numpy as jnp
 import micro_model
@@ -43,10 +44,6 @@ def folder(params, tmp_path):
     return tmp_path
 
 
-def assert_equal(a, b):
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 # Reading ---------------------------------------------------------------------
 
 
@@ -71,7 +68,7 @@ def test_load_reads_every_slice_once_and_places_it(folder, params, axes, monkeyp
     spy = lambda *args: {n: Spy(n, slices) for n, slices in original(*args).items()}  # noqa: E731
     monkeypatch.setattr(weights, "_open", spy)
     got = weights.load(folder, CONFIG, mesh)
-    assert_equal(got, params)
+    chex.assert_trees_all_equal(got, params)
     assert jax.tree.map(lambda x: x.sharding, got) == model.param_shardings(CONFIG, mesh)
     # All of every tensor, nothing twice, however many devices hold a copy of it.
     assert {name: sum(sizes) for name, sizes in read.items()} == {
@@ -85,12 +82,12 @@ def test_values_are_cast_to_the_parameters_dtype(params, tmp_path):
     weights.save(tmp_path, params, CONFIG)
     half = dataclasses.replace(CONFIG, param_dtype="bfloat16")
     want = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    assert_equal(weights.load(tmp_path, half), want)
+    chex.assert_trees_all_equal(weights.load(tmp_path, half), want)
     tensors = safetensors.numpy.load_file(tmp_path / weights.SINGLE_FILE)
     small = {name: value.astype(np.float16) for name, value in tensors.items()}
     safetensors.numpy.save_file(small, tmp_path / weights.SINGLE_FILE)
     want = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), params)
-    assert_equal(weights.load(tmp_path, CONFIG), want)
+    chex.assert_trees_all_equal(weights.load(tmp_path, CONFIG), want)
 
 
 @pytest.mark.slow
@@ -124,8 +121,8 @@ def test_host_memory_is_that_of_a_tensor_or_file_and_not_of_the_model(tmp_path):
     saved, _ = peak(save, tmp_path, params, config)
     loaded, one = peak(weights.load, tmp_path, config)
     split, eight = peak(weights.load, tmp_path, config, mesh)
-    assert_equal(one, params)
-    assert_equal(eight, params)
+    chex.assert_trees_all_equal(one, params)
+    chex.assert_trees_all_equal(eight, params)
     # Here a device's memory is the host's, and JAX takes over a host array that is aligned.
     assert max(saved, loaded, split) < 3 * largest, (saved, loaded, split, largest)
 
@@ -224,7 +221,7 @@ def test_a_single_file_goes_before_an_index_as_in_transformers(params, folder, t
     weights.save(tmp_path / "one", other, CONFIG)
     (tmp_path / "one" / weights.SINGLE_FILE).rename(folder / weights.SINGLE_FILE)
     assert (folder / weights.INDEX_FILE).is_file()
-    assert_equal(weights.load(folder, CONFIG), other)
+    chex.assert_trees_all_equal(weights.load(folder, CONFIG), other)
     theirs = Qwen3ForCausalLM.from_pretrained(folder).model.embed_tokens.weight
     np.testing.assert_array_equal(theirs.detach().numpy(), np.asarray(other["embedding"]))
 
@@ -278,7 +275,9 @@ def test_transformers_loads_what_is_written(params, byte_tokenizer, dtype, tmp_p
 
     again = dataclasses.replace(CONFIG, param_dtype=dtype)
     assert DecoderConfig.from_folder(tmp_path, param_dtype=dtype) == again
-    assert_equal(weights.load(tmp_path, again), jax.tree.map(lambda x: x.astype(dtype), params))
+    chex.assert_trees_all_equal(
+        weights.load(tmp_path, again), jax.tree.map(lambda x: x.astype(dtype), params)
+    )
 
 
 def test_generation_config_states_the_special_ids_and_saves_are_checked(params, tmp_path):
@@ -311,7 +310,7 @@ def test_an_interrupted_save_leaves_the_old_weights(params, folder, monkeypatch)
     monkeypatch.undo()
     weights.save(folder, other, CONFIG)
     assert not list(folder.glob("*.part"))
-    assert_equal(weights.load(folder, CONFIG), other)
+    chex.assert_trees_all_equal(weights.load(folder, CONFIG), other)
 
 
 # Where a model is --------------------------------------------------------------

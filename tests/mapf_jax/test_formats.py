@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -44,22 +45,15 @@ CORRIDOR = {
 }
 
 
-def assert_equal(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for (path, x), y in zip(
-        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
-    ):
-        assert x.dtype == y.dtype, path
-        np.testing.assert_array_equal(x, y, str(path))
-
-
 def test_generated_sets_come_back_as_they_were():
     config = EnvironmentConfig.uniform((3, 5), 0.3, 0.5)
     instances, _ = generate(jax.random.key(0), config, 30)
     records = [formats.to_record(instances[i], f"x{i}") for i in range(30)]
     assert list(records[0]) == list(RECORD)
     assert json.loads(json.dumps(records)) == records
-    assert_equal(instances, formats.from_records(records))
+    back = formats.from_records(records)
+    chex.assert_trees_all_equal(back, instances)
+    chex.assert_trees_all_equal_dtypes(back, instances)
 
 
 def test_mixed_sizes_agents_and_knowledge():
@@ -92,7 +86,9 @@ def test_solutions_as_records():
     records = [formats.to_record(solved[i], name) for i, name in enumerate("abd")]
     assert [record.get("cost") for record in records] == [5, 6, None]
     assert [record.get("needs_wait") for record in records] == [False, True, None]
-    assert_equal(solved.solution.cost, formats.from_records(records).solution.cost)
+    np.testing.assert_array_equal(
+        solved.solution.cost, formats.from_records(records).solution.cost, strict=True
+    )
 
 
 def test_a_plan_that_is_not_proven_is_not_the_optimum():

@@ -1,5 +1,6 @@
 """Auto-reset: which instance comes next, what is kept of the last episode, one compilation."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,10 +33,6 @@ def actions_of(number):
     return jax.random.randint(jax.random.key(number), (BATCH, AGENTS), 0, 5)
 
 
-def assert_same(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 def batched(wrapper, slippery=False):
     """`reset` and `step` of many environments that share a pool."""
     axes = (0, 0, None, 0) if slippery else (0, 0, None)
@@ -54,7 +51,7 @@ def replay(env, step, state, timestep, arguments, next_instance):
     first = jax.jit(jax.vmap(env.reset))
     begin = first(next_instance(state))
     expected = begin[0]
-    assert_same(timestep.observation, begin[1].observation)
+    chex.assert_trees_all_equal(timestep.observation, begin[1].observation)
     ends = {"terminated": 0, "truncated": 0}
     for number in range(STEPS):
         actions = actions_of(number)
@@ -62,8 +59,8 @@ def replay(env, step, state, timestep, arguments, next_instance):
         after, bare = plain(expected, actions)
         # What is said of the step is said of the episode that it belongs to, ended or not.
         for name in ("reward", "terminated", "truncated", "info"):
-            assert_same(getattr(timestep, name), getattr(bare, name))
-        assert_same(timestep.final_observation, bare.observation)
+            chex.assert_trees_all_equal(getattr(timestep, name), getattr(bare, name))
+        chex.assert_trees_all_equal(timestep.final_observation, bare.observation)
         done = np.asarray(timestep.done)
         again, shown = first(next_instance(state))
         picked = jax.tree.map(
@@ -72,7 +69,7 @@ def replay(env, step, state, timestep, arguments, next_instance):
             (after, bare.observation, bare.action_mask),
         )
         expected = picked[0]
-        assert_same((timestep.observation, timestep.action_mask), picked[1:])
+        chex.assert_trees_all_equal((timestep.observation, timestep.action_mask), picked[1:])
         for name in ends:
             ends[name] += int(np.asarray(getattr(timestep, name)).sum())
     assert min(ends.values()) > 0, ends
@@ -124,7 +121,7 @@ def test_the_pool_is_drawn_uniformly_and_streams_differ():
     assert abs((indices[1:] == indices[:-1]).mean() - 1 / size) < 0.01
     assert abs((indices[:, 1:] == indices[:, :-1]).mean() - 1 / size) < 0.01
     assert len({column.tobytes() for column in indices.T}) == batch
-    assert_same(drawn(state, pool), indices)
+    chex.assert_trees_all_equal(drawn(state, pool), indices)
 
 
 @pytest.mark.parametrize("bound", [1, 3, 65_535, 65_536, 1_000_003, 2**31 - 1])
@@ -163,7 +160,7 @@ def test_log_keeps_what_an_own_count_keeps(env):
         rewards += np.asarray(timestep.reward)
         lengths += 1
         np.testing.assert_allclose(state.rewards, rewards, atol=1e-5)
-        assert_same((state.length, state.done), (lengths, timestep.done))
+        chex.assert_trees_all_equal((state.length, state.done), (lengths, timestep.done))
         ended = np.flatnonzero(timestep.done)
         rewards[ended], lengths[ended] = 0, 0
         episodes += len(ended)
@@ -223,14 +220,14 @@ def test_an_environment_with_instances_of_its_own_needs_a_key_alone():
     state, timestep = jax.jit(jax.vmap(own.reset))(keys)
     reset, step = batched(shared)
     expected = reset(keys, pool)
-    assert_same((state, timestep), expected)
+    chex.assert_trees_all_equal((state, timestep), expected)
     counted, _ = jax.jit(jax.vmap(logged.reset))(keys)
     for number in range(10):
         state, timestep = jax.jit(jax.vmap(own.step))(state, actions_of(number))
         counted, _ = jax.jit(jax.vmap(logged.step))(counted, actions_of(number))
         expected = step(expected[0], actions_of(number), pool)
-        assert_same((state, timestep), expected)
-        assert_same(counted.inner, state)
+        chex.assert_trees_all_equal((state, timestep), expected)
+        chex.assert_trees_all_equal(counted.inner, state)
     for wrapper in (own, logged):
         assert wrapper.num_agents == AGENTS
         assert wrapper.action_space == env.action_space
@@ -261,7 +258,7 @@ def test_a_rollout_is_the_plan_that_was_played(name, tmp_path):
         assert {"OUT_OF_BOUNDS", "HOLE", "GOAL_MISSED"} <= kinds
         moved = verdict.violation_kind != ViolationKind.GOAL_MISSED
         broken = np.asarray(moved & ~verdict.valid)
-        assert_same(verdict.violation_time[broken], plans.num_steps[broken])
+        chex.assert_trees_all_equal(verdict.violation_time[broken], plans.num_steps[broken])
     else:
         assert kinds <= {"GOAL_MISSED", "NONE"}
         assert (plans.num_steps[~verdict.valid] == 12).all()
@@ -269,5 +266,5 @@ def test_a_rollout_is_the_plan_that_was_played(name, tmp_path):
     for suffix in ("png", "gif", "html"):
         path = tmp_path / f"episode.{suffix}"
         plan = rollout(env, instances[one], policy, keys[one], save=str(path))
-        assert_same(plan, plans[one])
+        chex.assert_trees_all_equal(plan, plans[one])
         assert path.stat().st_size > 500
