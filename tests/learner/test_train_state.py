@@ -112,15 +112,6 @@ def test_every_leaf_lives_on_the_mesh(tiny_model):
     for leaf, want in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
         assert leaf.sharding == want.sharding
         assert (leaf.shape, leaf.dtype) == (want.shape, want.dtype)
-    moments = [
-        leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)
-        if jax.tree_util.keystr(path).endswith("['embedding']")
-    ]
-    assert len(moments) == 2
-    for moment in moments:
-        assert moment.sharding == state.params["embedding"].sharding
-        assert moment.addressable_shards[0].data.size == moment.size // 4
 
 
 @pytest.mark.parametrize(
