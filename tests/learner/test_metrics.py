@@ -14,34 +14,25 @@ from learner.training import metrics
 def test_tensorboard_keeps_the_history_of_a_resumed_run(tmp_path):
     """Only steps from `first_step` on are hidden; TensorBoard does that at the START event."""
     events = pytest.importorskip("tensorboardX.event_file_writer")
-    for first, steps in ((1, (1, 2, 3)), (3, (3, 4))):
+    runs = {
+        1: {1: {"reward": 0.25, "task/valid_3": 1.0}, 2: {"reward": 0.5}, 3: {"reward": 1.0}},
+        3: {3: {"reward": 33.0}, 4: {"reward": 34.0}},
+    }
+    for first, steps in runs.items():
         folder = tmp_path / str(first)  # A file of its own: names are cut to seconds.
         with metrics.tensorboard(folder, first) as write:
-            for step in steps:
-                write(step, {"reward": float(10 * first + step)})
+            for step, numbers in steps.items():
+                write(step, numbers)
     shown = {}
-    for first in (1, 3):
+    for first in runs:
         (file,) = (tmp_path / str(first)).iterdir()
         for event in tensorboard_events.read(file):
             if event.session_log.status == events.event_pb2.SessionLog.START:
-                shown = {step: value for step, value in shown.items() if step < event.step}
+                shown = {key: value for key, value in shown.items() if key[1] < event.step}
             for value in event.summary.value:
-                shown[event.step] = value.simple_value
-    assert shown == {1: 11.0, 2: 12.0, 3: 33.0, 4: 34.0}
-
-
-def test_tensorboard_has_a_scalar_for_each_metric(tmp_path):
-    pytest.importorskip("tensorboardX")
-    with metrics.tensorboard(tmp_path / "tb") as write:
-        write(1, {"reward": 0.25, "task/valid_3": 1.0})
-        write(2, {"reward": 0.5})
-    (file,) = (tmp_path / "tb").iterdir()
-    found = [
-        (value.tag, event.step, value.simple_value)
-        for event in tensorboard_events.read(file)
-        for value in event.summary.value
-    ]
-    assert found == [("reward", 1, 0.25), ("task/valid_3", 1, 1.0), ("reward", 2, 0.5)]
+                shown[value.tag, event.step] = value.simple_value
+    expected = runs[1] | runs[3]
+    assert shown == {(tag, step): x for step in expected for tag, x in expected[step].items()}
 
 
 EVIL = "<script>alert(1)</script>\n\n# [x](javascript:alert)"
