@@ -5,14 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from mapf_jax.answer_reward import (
-    RewardConfig,
-    accuracy_reward,
-    answer_rewards,
-    length_reward,
-    next_short_fraction,
-    reward_weights,
-)
+from mapf_jax.answer_reward import RewardConfig, accuracy_reward, length_reward, reward_weights
 
 
 def test_accuracy():
@@ -42,19 +35,6 @@ def test_length():
 def test_weights():
     for short, accuracy in ((0.0, 0.5), (0.49, 0.5), (0.5, 0.5), (0.7, 0.65), (0.9, 0.8), (1, 0.8)):
         assert reward_weights(short) == pytest.approx((accuracy, 1 - accuracy))
-
-
-def test_the_parts_are_weighted_and_the_average_moves():
-    config = RewardConfig(short_length=1500, long_length=4096, average_decay=0.75)
-    verdict = types.SimpleNamespace(valid=np.array([True, False]), gap=np.array([3, 1 << 20]))
-    tokens = np.array([100, 2798])
-    rewards = answer_rewards(verdict, np.array([6, 6]), tokens, 0.7, config)
-    np.testing.assert_allclose(rewards.total, [0.65 * 0.825, 0.35 * -0.5], rtol=1e-6)
-    np.testing.assert_allclose(rewards.accuracy, [0.825, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(rewards.length, [0.0, -0.5], rtol=1e-6)
-    assert rewards.accuracy_weight == pytest.approx(0.65)
-    # One of two answers is short.
-    assert next_short_fraction(0.7, tokens, config) == pytest.approx(0.75 * 0.7 + 0.25 * 0.5)
 
 
 def test_bad_values_are_named():

@@ -23,7 +23,7 @@ from mapf_jax.cli import main
 
 ROOT = Path(__file__).parents[2]
 TINY_MODEL = ROOT / "experiments" / "models" / "tiny"
-CONFIG = RewardConfig(short_length=10, long_length=30, average_decay=0.5)
+CONFIG = RewardConfig(short_length=10, long_length=30, average_decay=0.75)
 
 
 def made(count, sizes, hole_ratio, agents=2, seed=0):
@@ -142,6 +142,7 @@ def test_scores_against_the_formula(rows):
     np.testing.assert_allclose(scores["reward_length"], length, atol=1e-6)
     total = 0.65 * np.array(accuracy) + 0.35 * np.array(length)
     np.testing.assert_allclose(scores["reward"], total, atol=1e-6)
+    np.testing.assert_allclose(scores["weight_accuracy"], 0.65)
     assert scores["valid"].tolist() == [True, True, False, False] * len(rows)
     assert scores["optimal"].tolist() == [True, False, False, False] * len(rows)
     # Each alone gives what all give together.
@@ -193,7 +194,7 @@ def test_trl_reward_keeps_the_average(rows):
         **columns,
     )
     assert first == pytest.approx([0.5] * 4 + [0.0] * (len(rows) - 4))
-    assert reward.short_fraction == pytest.approx(0.5 * 0.5 + 0.5 * 4 / len(rows))
+    assert reward.short_fraction == pytest.approx(0.75 * 0.5 + 0.25 * 4 / len(rows))
     assert logged["valid"] == logged["optimal"] == 1.0
     assert logged["reward_length"] == pytest.approx(-(len(rows) - 4) / len(rows))
     # The second call uses the average that the first one left.
