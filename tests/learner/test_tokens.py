@@ -1,5 +1,6 @@
-"""Tokenizer helpers, on a byte-level tokenizer trained here."""
+"""Tokenizer helpers, on a byte-level tokenizer."""
 
+import copy
 import json
 import resource
 import signal
@@ -8,8 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 from whole_runs import python
 
 from learner import tokens
@@ -23,22 +22,11 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    raw.train_from_iterator(["a b c hello world"], trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    fast.chat_template = TEMPLATE
+def folder(byte_tokenizer, tmp_path_factory):
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = TEMPLATE
     path = tmp_path_factory.mktemp("tokenizer")
-    fast.save_pretrained(path)
+    tokenizer.save_pretrained(path)
     return path
 
 
