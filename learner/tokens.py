@@ -380,18 +380,6 @@ def vocab_size(tokenizer: Any) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def bucket(n: int, sizes: int | Sequence[int]) -> int:
-    """The smallest allowed length that holds n tokens.
-
-    Args:
-        n: at least 0, and at most the largest size.
-        sizes: the allowed lengths, or an integer whose positive multiples are allowed.
-    """
-    if isinstance(sizes, int):
-        return max(1, -(-n // sizes)) * sizes
-    return min(size for size in sizes if size >= n)
-
-
 def geometric_bucket(n: int, multiple: int, per_doubling: int) -> int:
     """The smallest allowed length that holds n tokens: few lengths, little padding.
 
@@ -400,7 +388,8 @@ def geometric_bucket(n: int, multiple: int, per_doubling: int) -> int:
     sequence is padding. More tokens never get a shorter length.
     """
     power = 1 << max(0, max(0, n - 1).bit_length() - 1)  # of two, below n
-    return bucket(n, multiple << max(0, (power // (per_doubling * multiple)).bit_length() - 1))
+    step = multiple << max(0, (power // (per_doubling * multiple)).bit_length() - 1)
+    return max(1, -(-n // step)) * step
 
 
 def pad_right(sequences: Sequence[Sequence[int]], length: int, pad_id: int) -> np.ndarray:

@@ -65,11 +65,6 @@ def test_missing_folder():
         tokens.load_tokenizer("/nowhere")
 
 
-def test_bucket():
-    assert [tokens.bucket(n, 8) for n in (0, 1, 8, 9)] == [8, 8, 8, 16]
-    assert [tokens.bucket(n, [32, 4]) for n in (0, 4, 5)] == [4, 4, 32]
-
-
 def test_geometric_bucket():
     """Every size holds its n; few sizes; a bounded fraction of padding."""
     for multiple, per_doubling in ((8, 4), (32, 2), (3, 1), (1, 4)):
