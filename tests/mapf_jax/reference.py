@@ -6,6 +6,10 @@ import itertools
 STEPS = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 
 
+def cells_of(array):
+    return [tuple(int(value) for value in cell) for cell in array]
+
+
 def _joint_moves(blocked, goals, cells, done):
     """All legal joint steps: (new cells, new done, cost, whether an agent under way waits).
 

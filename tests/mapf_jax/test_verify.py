@@ -38,10 +38,6 @@ BATCH, STEPS = 32, 16
 INSTANCES = stack_padded([LAKES[i % 3] for i in range(BATCH)])
 
 
-def cells_of(array):
-    return [tuple(int(value) for value in cell) for cell in array]
-
-
 def first_violation(blocked, starts, goals, size, path):
     """(time, agent, kind) of the first broken rule, read off the plan step by step."""
 
@@ -72,7 +68,7 @@ def first_violation(blocked, starts, goals, size, path):
 def check(verdict, lake, path):
     """One verdict against the reference; `path` is None for a text without a plan."""
     size, blocked = int(lake.size), lake.blocked.tolist()
-    starts, goals = cells_of(lake.starts), cells_of(lake.goals)
+    starts, goals = reference.cells_of(lake.starts), reference.cells_of(lake.goals)
     failed = {name for name in CHECKS if not getattr(verdict, name)}
     found = (
         verdict.violation_time,
@@ -187,7 +183,7 @@ def random_lake(random):
 
 def random_walk(random, lake):
     """A plan of mostly legal moves with some noise, now and then one of an agent more or less."""
-    path = [cells_of(lake.starts)]
+    path = [reference.cells_of(lake.starts)]
     for _ in range(random.randrange(6)):
         steps = [random.choice(reference.STEPS) for _ in path[-1]]
         moved = zip(path[-1], steps, strict=True)
@@ -196,7 +192,7 @@ def random_walk(random, lake):
         agent = random.randrange(len(path[0]))
         random.choice(path)[agent] = (random.randint(-1, 4), random.randint(-1, 4))
     if random.random() < 0.3:
-        path.append(cells_of(lake.goals))
+        path.append(reference.cells_of(lake.goals))
     if random.random() < 0.05:
         count = len(path[0]) + random.choice((-1, 1))
         return [[*cells, cells[0]][:count] for cells in path]
