@@ -1,4 +1,4 @@
-"""Makes the plain Python reference importable by the tests beside it."""
+"""Makes what the tests beside it share importable."""
 
 import sys
 from pathlib import Path

@@ -11,25 +11,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from small_records import CORRIDOR, PATHS, RECORD
 
 import mapf_jax
 from mapf_jax import EnvironmentConfig, benchmark, fingerprints, formats, generate
 from mapf_jax.cli import main
-
-RECORD = {
-    "id": "a",
-    "map": ["F F F", "F H F", "F F F"],
-    "starts": [[0, 0], [2, 2]],
-    "goals": [[2, 0], [0, 1]],
-}
-PATHS = [[[0, 0], [1, 0], [2, 0]], [[2, 2], [1, 2], [0, 2], [0, 1]]]
-CORRIDOR = {
-    "id": "c",
-    "map": ["F F F F", "H H H H", "H H H H", "H H H H"],
-    "starts": [[0, 0], [0, 1]],
-    "goals": [[0, 3], [0, 2]],
-    "note": "kept",
-}
 
 
 def run(capsys, *args):
@@ -146,7 +132,7 @@ def test_verify_says_what_went_wrong(tmp_path, capsys):
     }
     longer = RECORD | {"cost": 5, "paths": [[*PATHS[0][:1], *PATHS[0]], PATHS[1]]}
     alone = RECORD | {"paths": PATHS[:1]}
-    nothing = CORRIDOR | {"paths": None, "status": "unsolvable"}
+    nothing = CORRIDOR | {"paths": None, "status": "unsolvable", "note": "kept"}
     path = write(tmp_path / "in.jsonl", swap, RECORD | {"paths": PATHS}, longer, alone, nothing)
     status, out, err = run(capsys, "verify", path, "--out", tmp_path / "out.jsonl")
     assert (status, out) == (0, "")
@@ -218,8 +204,10 @@ def test_what_is_not_solved_in_time_has_a_plan(tmp_path, capsys):
 
 
 def test_standard_input_and_unsolvable_instances(monkeypatch, capsys):
+    noted = CORRIDOR | {"note": "kept"}
+
     class Input:
-        buffer = io.BytesIO("".join(json.dumps(r) + "\n" for r in (RECORD, CORRIDOR)).encode())
+        buffer = io.BytesIO("".join(json.dumps(r) + "\n" for r in (RECORD, noted)).encode())
 
     monkeypatch.setattr(sys, "stdin", Input)
     status, out, err = run(capsys, "solve", "-")
@@ -233,7 +221,7 @@ def test_standard_input_and_unsolvable_instances(monkeypatch, capsys):
         "paths": solved["paths"],
     }
     nothing = dict.fromkeys(("cost", "makespan", "needs_wait", "paths"))
-    assert unsolvable == CORRIDOR | {"status": "unsolvable"} | nothing
+    assert unsolvable == noted | {"status": "unsolvable"} | nothing
 
 
 def test_other_formats(tmp_path, capsys):

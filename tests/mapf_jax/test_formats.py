@@ -8,6 +8,8 @@ import chex
 import jax
 import numpy as np
 import pytest
+from small_records import CORRIDOR, PATHS
+from small_records import RECORD as BARE
 
 from mapf_jax import EnvironmentConfig, Status, formats, generate, solve
 from mapf_jax.bridges import hub_records as published
@@ -18,17 +20,7 @@ from mapf_jax.text import prompt, render_answer
 from mapf_jax.types import make_instance
 
 #: The module's own example.
-RECORD = {
-    "id": "a",
-    "map": ["F F F", "F H F", "F F F"],
-    "starts": [[0, 0], [2, 2]],
-    "goals": [[2, 0], [0, 1]],
-    "cost": 5,
-    "makespan": 3,
-    "needs_wait": False,
-    "paths": [[[0, 0], [1, 0], [2, 0]], [[2, 2], [1, 2], [0, 2], [0, 1]]],
-}
-BARE = {key: RECORD[key] for key in ("id", "map", "starts", "goals")}
+RECORD = BARE | {"cost": 5, "makespan": 3, "needs_wait": False, "paths": PATHS}
 #: Two agents in a corridor with a bay: one of them must let the other pass.
 WAITING = {
     "id": "b",
@@ -37,12 +29,6 @@ WAITING = {
     "goals": [[1, 3], [0, 1]],
 }
 LONE = {"id": "c", "map": ["F F", "F F"], "starts": [[0, 0]], "goals": [[1, 1]]}
-CORRIDOR = {
-    "id": "d",
-    "map": ["F F F F", "H H H H", "H H H H", "H H H H"],
-    "starts": [[0, 0], [0, 1]],
-    "goals": [[0, 3], [0, 2]],
-}
 
 
 def test_generated_sets_come_back_as_they_were():
