@@ -25,7 +25,10 @@ def folder(tmp_path_factory, tiny_model, byte_tokenizer):
     return path
 
 
-def completion(folder, tiny_model, byte_tokenizer, budget, **sampling):
+CHAT = [{"role": "user", "content": "hé"}]
+
+
+def completion(folder, tiny_model, byte_tokenizer, budget, chat=CHAT, seed=7, **sampling):
     """What the sampler says when it is asked directly."""
     sampler = Sampler(
         tiny_model,
@@ -36,8 +39,8 @@ def completion(folder, tiny_model, byte_tokenizer, budget, **sampling):
         tokens.pad_id(byte_tokenizer),
         vocab_size=tokens.vocab_size(byte_tokenizer),
     )
-    ids = tokens.encode_chat(byte_tokenizer, [{"role": "user", "content": "hé"}])
-    samples = sampler(weights.load(folder, tiny_model), [ids], jax.random.key(7)[None])
+    ids = tokens.encode_chat(byte_tokenizer, chat)
+    samples = sampler(weights.load(folder, tiny_model), [ids], jax.random.key(seed)[None])
     return samples.tokens[0, : samples.lengths[0]]
 
 
@@ -71,23 +74,12 @@ def test_greedy_with_a_prompt_from_standard_input(
 
 
 def test_every_option_reaches_the_sampler(folder, tiny_model, byte_tokenizer, capsys):
-    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "hé"}]
-    prompt = tokens.encode_chat(byte_tokenizer, chat)
-
+    chat = [{"role": "system", "content": "s"}, *CHAT]
     options = {"temperature": 2.0, "top_k": 50, "top_p": 0.9, "min_p": 0.01}
 
     def directly(**options):
-        sampler = Sampler(
-            tiny_model,
-            sharding.make_mesh(),
-            SamplingParams(
-                max_new_tokens=25, stop_token_ids=tokens.stop_token_ids(byte_tokenizer), **options
-            ),
-            tokens.pad_id(byte_tokenizer),
-            vocab_size=tokens.vocab_size(byte_tokenizer),
-        )
-        got = sampler(weights.load(folder, tiny_model), [prompt], jax.random.key(3)[None])
-        return tokens.decode(byte_tokenizer, got.tokens[0, : got.lengths[0]])
+        got = completion(folder, tiny_model, byte_tokenizer, 25, chat, 3, **options)
+        return tokens.decode(byte_tokenizer, got)
 
     def said(**options):
         given = [f"--{name}={value}" for name, value in options.items()]
