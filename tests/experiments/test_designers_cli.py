@@ -25,7 +25,7 @@ from mapf_jax import formats
 from mapf_jax.draw import render
 
 SPACE = lakes.lake_space((3, 4))
-WHOLE = ("current", "base", "endpoint")
+WHOLE = ("current", "base")
 """Those of whole runs; the rules design in the place of these."""
 ANSWER = SPACE.random(4)
 
@@ -46,17 +46,12 @@ def url():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, url):
+def runs(tmp_path_factory):
     """The folder of a run of each designer of `WHOLE`, and of some further ways of designing."""
     folder = tmp_path_factory.mktemp("designers")
     start = folder / "start.yaml"
     start.write_text(render_config(SPACE.random(8), SPACE))
     options = {name: [f"--config.engineer.designer={name}"] for name in WHOLE}
-    options["endpoint"] += [
-        f"--config.engineer.endpoint.url={url}",
-        "--config.engineer.endpoint.model=m",
-    ]
-    options["endpoint"] += ["--config.engineer.start=uniform"]
     options["base"] += [
         f"--config.engineer.start={start}",
         "--config.engineer.decoding=grammar",
@@ -78,40 +73,39 @@ def read(folder, *names):
     return json.loads(folder.joinpath(*names).read_text())
 
 
+def environment(run, index):
+    """The configuration that a round was trained on."""
+    made = (run / "rounds" / str(index) / "environment.yaml").read_text()
+    return Configuration.from_dict(yaml.safe_load(made))
+
+
+def check_design(run, index):
+    """Holds that a round was trained on the design before it; returns that."""
+    design = read(run, "rounds", str(index - 1), "design", "design.json")
+    assert environment(run, index) == Configuration.from_dict(design["config"])
+    assert (run / "rounds" / str(index) / "validation.json").exists()
+    analysis = read(run, "rounds", str(index - 1), "design", "analysis.json")
+    assert analysis["fraction_moved"] >= 0
+    assert (run / "report.html").exists()
+    return design
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_designer_designs_the_next_round(runs, name):
-    run = runs / name
-    design = read(run, "rounds", "0", "design", "design.json")
+    design = check_design(runs / name, 1)
     assert design["source"] == name
-    assert bool(design["raw_texts"]) == (name in ("current", "base", "endpoint"))
-    made = yaml.safe_load((run / "rounds" / "1" / "environment.yaml").read_text())
-    assert Configuration.from_dict(made) == Configuration.from_dict(design["config"])
-    assert (run / "rounds" / "1" / "validation.json").exists()
-    assert read(run, "rounds", "0", "design", "analysis.json")["fraction_moved"] >= 0
-    assert (run / "report.html").exists()
+    assert design["raw_texts"]
 
 
 @pytest.mark.slow
 def test_the_designs_are_those_of_their_designers(runs):
-    configs = {
-        name: [
-            Configuration.from_dict(
-                yaml.safe_load((runs / name / "rounds" / str(i) / "environment.yaml").read_text())
-            )
-            for i in range(2)
-        ]
-        for name in WHOLE
-    }
-    assert configs["endpoint"][0].column("data_ratio") == pytest.approx((0.5, 0.5))
-    assert configs["endpoint"][1] == ANSWER
-    assert configs["base"][0] == SPACE.random(8)
-    assert configs["current"][0] not in (configs["endpoint"][0], configs["base"][0])
+    assert environment(runs / "base", 0) == SPACE.random(8)
+    assert environment(runs / "current", 0) not in (SPACE.uniform(), SPACE.random(8))
     design = read(runs / "base", "rounds", "0", "design", "design.json")
     (text,) = design["raw_texts"]
     assert text == render_config(Configuration.from_dict(parse(text, SPACE).values), SPACE)
     assert "Latest training" in design["context_messages"][0]["content"]
-    assert models_asked(runs / "endpoint") == ["m"]
 
 
 @pytest.mark.slow
@@ -154,7 +148,7 @@ def design_again(folder, **engineer):
     return made
 
 
-@pytest.mark.parametrize("name", sorted({*DESIGNERS} - {*WHOLE, "first", "local"}))
+@pytest.mark.parametrize("name", sorted({*DESIGNERS} - {*WHOLE, "endpoint", "first", "local"}))
 def test_a_rule_designs_from_the_evidence_of_a_run(undisturbed, tmp_path, name):
     folder = shutil.copytree(undisturbed[0], tmp_path / "run")
     design = read(design_again(folder, designer=name), "design.json")
@@ -259,19 +253,23 @@ class _Hostile(LocalServer):
 
 @pytest.mark.slow
 def test_a_run_ends_well_with_a_hostile_server(tmp_path):
-    texts = [render_config(SPACE.random(seed), SPACE) for seed in (4, 5)]
-    with _Hostile(texts) as server:
+    designs, run = [SPACE.random(seed) for seed in (4, 5)], tmp_path / "run"
+    with _Hostile(render_config(design, SPACE) for design in designs) as server:
         options = ["designer=endpoint", "endpoint.model=m", f"endpoint.url={server.url}"]
-        options = [f"--config.engineer.{one}" for one in (*options, "endpoint.timeout=5")]
-        code, _, err = whole_runs.Run(tmp_path / "run", "--config.loop.rounds=3", *options).end()
+        options += ["endpoint.timeout=5", "start=uniform"]
+        options = [f"--config.engineer.{one}" for one in options]
+        code, _, err = whole_runs.Run(run, "--config.loop.rounds=3", *options).end()
     assert code == 0, err[-3000:]
     fields = ["max_tokens", "temperature"]
     assert server.acts == ["probe", *fields, "limit", "hang", "die", "design", *fields, "design"]
-    for index, text in enumerate(texts):
-        design = read(tmp_path, "run", "rounds", str(index), "design", "design.json")
-        assert (design["source"], design["raw_texts"]) == ("endpoint", [text])
+    assert models_asked(run) == ["m", "m"]
+    assert environment(run, 0).column("data_ratio") == pytest.approx((0.5, 0.5))
+    for index, wanted in enumerate(designs, 1):
+        design = check_design(run, index)
+        assert design["source"] == "endpoint"
+        assert design["raw_texts"] == [render_config(wanted, SPACE)]
         assert not design["kept_previous"]
-        assert (tmp_path / "run" / "rounds" / str(index + 1) / "validation.json").exists()
+        assert environment(run, index) == wanted
 
 
 def test_contexts_of_a_run_hold_no_validation_item(undisturbed):
