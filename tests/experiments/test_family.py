@@ -393,25 +393,6 @@ def test_a_family_that_is_nowhere_is_refused(name):
         from_config({"family": name})
 
 
-def test_a_run_goes_on_only_with_the_same_file(tmp_path):
-    path = tmp_path / "own.py"
-    path.write_text("family = 1")
-    settings, store = from_config({"family": f"{path}:family"}), RunStore(tmp_path / "run")
-    store.claim(settings)
-    (store.root / "validation").mkdir()  # It has begun.
-    store.claim(settings)
-    moved = tmp_path / "moved.py"
-    moved.write_text("family = 1")
-    assert store.claim(from_config({"family": f"{moved}:family"})) == []
-    assert json.loads((store.root / "config.json").read_text())["family"] == f"{moved}:family"
-    with pytest.raises(UserError, match="with other options"):
-        store.claim(from_config({"family": f"{moved}:other"}))
-    assert store.claim(settings) == []
-    path.write_text("family = 2")
-    with pytest.raises(UserError, match=r"the file of family=.* has changed since the run"):
-        store.claim(settings)
-
-
 def test_what_computes_a_run_may_change_and_rounds_may_be_added(tmp_path):
     store, start = RunStore(tmp_path), {"loop": {"rounds": 2}}
     # A run that was refused before it made anything keeps nobody from starting another one.

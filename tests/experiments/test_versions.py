@@ -119,9 +119,18 @@ def test_a_changed_family_goes_on_only_if_that_is_accepted(tmp_path, cache):
     path.write_text("family = 1")
     settings, store = from_config({"family": f"{path}:family"}), RunStore(tmp_path / "run")
     store.claim(settings)
-    (store.root / "validation").mkdir()
+    (store.root / "validation").mkdir()  # It has begun.
+    store.claim(settings)
+    moved = tmp_path / "moved.py"
+    moved.write_text("family = 1")
+    assert store.claim(from_config({"family": f"{moved}:family"})) == []
+    assert json.loads((store.root / "config.json").read_text())["family"] == f"{moved}:family"
+    with pytest.raises(UserError, match="with other options"):
+        store.claim(from_config({"family": f"{moved}:other"}))
+    assert store.claim(settings) == []
     path.write_text("family = 2")
-    with pytest.raises(UserError, match=r"has changed since .* --accept_family_change goes on"):
+    words = r"the file of family=.* has changed since the run .*; --accept_family_change goes on"
+    with pytest.raises(UserError, match=words):
         store.claim(settings)
     accepting = RunStore(store.root, accept_family_change=True)
     line = f"the file of family='{path}:family' was changed, as accepted"
