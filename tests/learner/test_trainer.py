@@ -19,7 +19,7 @@ from learner.decoder import model
 from learner.devices import distributed, sharding
 from learner.devices.chips import CHIPS
 from learner.tokens import ThinkingBudget
-from learner.training import lora, metrics, task
+from learner.training import lora, metrics
 from learner.training import trainer as trainer_module
 from learner.training.batches.micro_batch import completion_logprobs, pack_sequences
 from learner.training.checkpoints import Checkpoints
@@ -27,7 +27,7 @@ from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
 from learner.training.metrics import MACHINE
 from learner.training.rollout import Rollout
-from learner.training.task import Scores, prompt_indices
+from learner.training.task import Scores, Task, prompt_indices
 from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state
 from learner.training.trainer import GRPOConfig, GRPOTrainer
 from learner.training.update import NonFiniteError
@@ -287,7 +287,7 @@ def test_reward_rises(run, tiny_params, letter_task):
     assert results[-1].metrics["entropy"] < results[0].metrics["entropy"]
 
 
-class OneSignalTask:
+class OneSignalTask(Task):
     """Only the problems named get rewards that differ within a group."""
 
     def __init__(self, with_signal):
@@ -305,16 +305,9 @@ class OneSignalTask:
         ).astype(np.float32)
         return Scores(rewards)
 
-    def state(self):
-        return {}
-
-    def restore(self, state):
-        pass
-
 
 def test_task_protocol(letter_task):
-    assert isinstance(letter_task, task.Task)
-    assert isinstance(OneSignalTask(()), task.Task)
+    assert isinstance(letter_task, Task)
 
 
 def test_step_without_signal_counts_but_changes_nothing(run, tiny_params):
@@ -566,7 +559,7 @@ def test_non_finite_update_keeps_the_weights(
     assert saved["tokens"].shape == saved["logprobs"].shape == (16, 4)
 
 
-class BrokenTask:
+class BrokenTask(Task):
     """The letter task until it returns a reward that is not a number."""
 
     def __init__(self, inner, fails_at):
@@ -575,8 +568,8 @@ class BrokenTask:
     def __len__(self):
         return len(self.inner)
 
-    def __getattr__(self, name):
-        return getattr(self.inner, name)
+    def messages(self, index):
+        return self.inner.messages(index)
 
     def score(self, indices, completions):
         scores = self.inner.score(indices, completions)
