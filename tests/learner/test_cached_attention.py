@@ -32,6 +32,13 @@ class _Start(int):
         return True
 
 
+@pytest.fixture(autouse=True)
+def own_choice():
+    """What a test lets be chosen is chosen in no other."""
+    yield
+    choose_decoding.cache_clear()
+
+
 @pytest.fixture
 def interpreted(monkeypatch):
     """Kernels run one step after the other on any platform, under jax 0.12's rule for slices.
@@ -271,7 +278,6 @@ def test_a_measured_segment_decodes_in_every_slot(interpreted, monkeypatch, one_
     assert tokens.shape == (32, 2, 2)
     assert (np.asarray(after.counts) == 140).all()
     assert (np.asarray(after.finish) == FinishReason.LENGTH).all()
-    choose_decoding.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -288,7 +294,6 @@ def test_with_a_kernel_there_is_one_capacity(monkeypatch, tiny_model, name, long
     )
     sampler = Sampler(config, sharding.make_mesh(), SamplingParams(max_new_tokens=longest), 0)
     assert sampler.capacities == [capacity]
-    choose_decoding.cache_clear()
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -313,7 +318,6 @@ def test_a_kernel_that_fails_or_differs_is_not_used(interpreted, monkeypatch, ti
         assert chosen.name == "reference"
         assert reason in chosen.reason
         assert "many lines" not in chosen.reason
-    choose_decoding.cache_clear()
 
 
 def test_numbers_beyond_those_of_8_bits_are_the_largest():
@@ -328,4 +332,3 @@ def test_the_kernel_of_gpus_needs_a_power_of_two(monkeypatch, tiny_model):
     chosen = choose_decoding(dataclasses.replace(tiny_model, head_dim=96))
     assert chosen.name == "reference"
     assert "power of two for head_dim, and this is 96" in chosen.reason
-    choose_decoding.cache_clear()
