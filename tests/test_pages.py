@@ -6,18 +6,16 @@ import re
 import runpy
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
-from whole_runs import python
+from whole_runs import ROOT, python
 
 from experiments import new_family
 from experiments.settings import TINY_MODEL, check_field, command_line, from_config
 from mapf_jax import __version__
 from mapf_jax.cli import main as mapf_jax_main
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     + [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "contexts"]

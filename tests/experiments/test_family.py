@@ -5,16 +5,15 @@ import functools
 import html
 import json
 import re
-from pathlib import Path
 
 import jax
 import micro_model
 import numpy as np
 import pytest
-import whole_runs
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from whole_runs import ROOT, python
 
 from engineer import context
 from engineer.evidence import Evidence, FailureBreakdown
@@ -33,7 +32,6 @@ from experiments.text.errors import UserError
 from learner.chat import Completion
 from learner.training.task import Scores
 
-ROOT = Path(__file__).parent.parent.parent
 SUMS = "experiments/families/template.py:family"
 OPTIONS = [
     "--config.model.scan_unroll=1",
@@ -62,15 +60,12 @@ def family():
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sums")
     micro_model.write(folder / "model")
-
-    def python(*arguments, fails=False):
-        return whole_runs.python("-m", *arguments, cwd=folder, fails=fails)
-
-    written = python("experiments.new_family", "my_task")
-    again = python("experiments.new_family", "my_task", fails=True)
+    command = functools.partial(python, "-m", cwd=folder)
+    written = command("experiments.new_family", "my_task")
+    again = command("experiments.new_family", "my_task", fails=True)
     assert "my_task.py: the file is already there" in again.stderr
     flags = re.findall(r"--\S+", written.stdout.splitlines()[-1])
-    done = python("experiments.main", *flags, *OPTIONS, "--config.model.path=model")
+    done = command("experiments.main", *flags, *OPTIONS, "--config.model.path=model")
     return folder / "runs" / "my_task", done.stdout
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from whole_runs import SMALL
+from whole_runs import ROOT, SMALL
 
 from experiments import settings as settings_lib
 from experiments.configs import hardware
 
-ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "docs" / "launch"
 MANIFESTS = sorted(LAUNCH.glob("*.yaml"))
 PAGE = LAUNCH / "README.md"

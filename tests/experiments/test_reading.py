@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from pathlib import Path
 
 import forward_pass
 import jax
@@ -19,8 +18,6 @@ from experiments.run import policy
 from experiments.settings import from_config
 from experiments.text.errors import UserError
 from learner.training import sft
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow

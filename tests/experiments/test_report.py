@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +34,6 @@ from experiments.study.variants import Study, Variant
 from learner.chat import Completion
 from mapf_jax import CHECKS
 
-ROOT = Path(__file__).parent.parent.parent
 EVIL = '<script>alert("x")</script><img src="https://e.example/x.png" onerror="alert(1)">'
 
 AROUND = {

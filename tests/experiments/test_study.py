@@ -18,7 +18,7 @@ import pytest
 import scipy.stats
 from absl import flags
 from absl.testing import flagsaver
-from whole_runs import PLAN, compilation_cache, environment, finish, python, start, story
+from whole_runs import PLAN, ROOT, compilation_cache, environment, finish, python, start, story
 
 from engineer.space import Configuration
 from experiments import measurements
@@ -35,7 +35,6 @@ from experiments.study import runs as study_runs
 from experiments.study.variants import Study, Variant
 from experiments.text.errors import UserError
 
-ROOT = Path(__file__).parent.parent.parent
 TEMPLATES = [
     path
     for path in sorted((ROOT / "experiments" / "configs" / "studies").glob("[a-z]*.py"))

@@ -1,12 +1,11 @@
 """Rounds that a model designs inside TRL's trainer."""
 
 import re
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from whole_runs import python
+from whole_runs import ROOT, python
 
 from engineer import curricula
 from experiments.families.family import NoProblemError
@@ -17,7 +16,6 @@ from mapf_jax.answer_reward import RewardConfig
 
 pytest.importorskip("trl")
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

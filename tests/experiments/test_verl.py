@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from whole_runs import python
+from whole_runs import ROOT, python
 
 from engineer import curricula, designers
 from engineer.context import DEFAULT_VARIANT, VARIANTS
@@ -20,7 +20,6 @@ from experiments.bridges.verl import TRAINING, VALIDATION, Plan
 from experiments.families.family import NoProblemError
 from experiments.families.loading import FamilySettings
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "experiments" / "models" / "tiny"
 WIDTH, BATCH, COPIES = 8, 4, 2
 CONFIG = {"train_batch_size": BATCH, "dataloader_num_workers": 0}

@@ -5,15 +5,14 @@ import importlib.util
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from whole_runs import environment
+from whole_runs import ROOT, environment
 
 from learner.training.task import Completion, PromptTask, Task
 
-PATH = Path(__file__).parents[2] / "docs" / "task_example" / "sums.py"
+PATH = ROOT / "docs" / "task_example" / "sums.py"
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from whole_runs import environment
+from whole_runs import ROOT, environment
 
-EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "examples" / "ippo.py"
+EXAMPLE = ROOT / "docs" / "examples" / "ippo.py"
 
 
 @pytest.mark.slow
