@@ -40,6 +40,7 @@ MEASURES: dict[str, dict[str, Any]] = yaml.safe_load(
 QUESTIONS: dict[str, str] = yaml.safe_load((_FOLDER / "questions.yaml").read_text(encoding="utf-8"))
 """Questions for the LLM judge, by name."""
 _JUDGE = macros("judge.txt")
+_JUDGE_TRIES = 3
 
 
 def analyse(
@@ -205,9 +206,7 @@ def agreement(
     return {"designs": len(both), "agreement": observed, "kappa": kappa}
 
 
-def judge_design(
-    generate: Generate, context: str, answer: str, seed: int, tries: int = 3
-) -> dict[str, Any] | None:
+def judge_design(generate: Generate, context: str, answer: str, seed: int) -> dict[str, Any] | None:
     """Asks a model to judge the answer to a context.
 
     Returns:
@@ -215,7 +214,7 @@ def judge_design(
       readable judgement.
     """
     content = _JUDGE.request(QUESTIONS, context, answer)
-    for attempt in range(tries):
+    for attempt in range(_JUDGE_TRIES):
         try:
             text = generate([{"role": "user", "content": content}], seed + attempt)
         except NoAnswerError:

@@ -256,11 +256,11 @@ def _check(tensors: Mapping[str, Any], config: DecoderConfig, folder: str) -> No
     raise ValueError(f"weights in {folder} do not fit the configuration: {shown}")
 
 
-def _equal(a: Any, b: Any, rows: int = 8192) -> bool:
+def _equal(a: Any, b: Any) -> bool:
     """Whether two tensors are equal, read some rows at a time."""
     if a.get_shape() != b.get_shape():
         return False
-    count = a.get_shape()[0]
+    count, rows = a.get_shape()[0], 8192
     parts = [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
     return all(np.array_equal(a[part], b[part]) for part in parts)
 
