@@ -151,9 +151,17 @@ class Loop:
         """Loads the model, and checks the settings that depend on it."""
         settings, family = self._settings, self._family
         self._policy = policy.load_policy(settings)
+        designs = settings.engineer.designer in designing.MODEL_DESIGNERS
+        window = self._policy.config.max_position_embeddings
+        for name in ("training", "validation", *["engineer"] * designs):
+            if (budget := getattr(settings, name).max_new_tokens) >= window:
+                raise ValueError(
+                    f"{name}.max_new_tokens={budget}: the model's window has {window} tokens "
+                    "(max_position_embeddings), for the prompt, too"
+                )
         self._sampled, self._greedy = validation_completers(settings, self._policy)
         self._engineer = None
-        if settings.engineer.designer in designing.MODEL_DESIGNERS:
+        if designs:
             self._engineer = designing.design_completer(settings, family, self._policy)
         designing.make_designer(settings, family)
         return policy.load_params(settings, self._policy)

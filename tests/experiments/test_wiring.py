@@ -433,6 +433,17 @@ def test_variants_share_their_beginning_and_not_their_designer():
     assert runs.beginning(dataclasses.replace(other, engineer=uniform)) != runs.beginning(other)
 
 
+@pytest.mark.parametrize("name", ["training", "validation", "engineer"])
+def test_a_budget_beyond_the_window_is_named_in_full(name, tmp_path):
+    parts = ("training", "validation", "engineer")
+    options = {part: {"max_new_tokens": 5000 if part == name else 64} for part in parts}
+    settings = from_config(options | {"engineer": options["engineer"] | {"designer": "current"}})
+    run = loop.Loop(settings, RunStore(tmp_path / "run"), Reporter(quiet=True))
+    words = rf"{name}\.max_new_tokens=5000: the model's window has 2048 tokens"
+    with pytest.raises(ValueError, match=words):
+        run._load_model()
+
+
 def test_a_budget_counts_every_validation():
     settings = from_config(
         {"loop": {"rounds": 2}, "validation": {"num_instances": 10, "temperature": 1.0}}
