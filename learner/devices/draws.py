@@ -1,4 +1,4 @@
-"""Settings of JAX that decide what a key draws."""
+"""What a key draws: the kind of keys, and settings of JAX that decide it."""
 
 import jax
 import jax.numpy as jnp
