@@ -254,9 +254,9 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def _difference(self, step: int | None, abstract_state: TrainState) -> str:
         """The first array that is not as in a checkpoint; empty if all are, or none can be read."""
-        path = self._folder / str(step) / _STATE
         try:
-            saved = ocp.PyTreeCheckpointer().metadata(path).item_metadata.tree
+            with contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+                saved = handler.metadata(self._folder / str(step) / _STATE).tree
         except Exception:
             return ""
         asked = ocp.tree.serialize_tree(vars(abstract_state), keep_empty_nodes=True)

@@ -33,7 +33,7 @@ def new_state(config, mesh, seed=0):
     return create_train_state(params, config, OPTIMIZER, mesh)
 
 
-def test_restores_exactly_onto_another_mesh(tiny_model, tmp_path):
+def test_restores_exactly_onto_another_mesh(tiny_model, tmp_path, caplog):
     state = new_state(tiny_model, sharding.make_mesh(data=2, fsdp=2, tensor=2))
     noise = jax.tree.map(lambda x: x + jnp.asarray(0.5, x.dtype), state.opt_state)
     state = TrainState(state.step + 3, state.updates + 2, state.params, noise)
@@ -49,6 +49,7 @@ def test_restores_exactly_onto_another_mesh(tiny_model, tmp_path):
         chex.assert_trees_all_equal(restored, state)
         for leaf, want in zip(jax.tree.leaves(restored), jax.tree.leaves(abstract), strict=True):
             assert leaf.sharding == want.sharding
+    assert "does not exist" not in caplog.text  # A run that resumes would show it.
 
 
 def test_what_is_open_for_reading_stays_as_it_is(tiny_model, one_device, tmp_path):
