@@ -11,7 +11,14 @@ import jax
 import numpy as np
 
 from engineer.space import Configuration, ConfigurationSpace
-from experiments.families.family import SCORED, Family, FamilyError, NoProblemError, Problem
+from experiments.families.family import (
+    SCORED,
+    Family,
+    FamilyError,
+    Generated,
+    NoProblemError,
+    Problem,
+)
 from experiments.families.shapes import ShapeError, check
 from learner.chat import Completion
 
@@ -72,6 +79,22 @@ def _verify(family: Family, problems: Sequence[Problem], texts: Sequence[str], w
     return sum(bool(record["valid"]) for record in records)
 
 
+def _generated(
+    family: Family, key: jax.Array, config: Configuration, count: int, exclude: Sequence[Problem]
+) -> Generated | NoProblemError:
+    """What a family generates, or why nothing.
+
+    Raises:
+      FamilyError: it made something else than it should.
+    """
+    try:
+        return family.generate(key, config, count, exclude)
+    except NoProblemError as error:
+        if isinstance(error.__cause__, ShapeError):
+            raise FamilyError(str(error)) from error
+        return error
+
+
 def examine(family: Family) -> Iterator[str]:
     """Yields a line for each thing tried.
 
@@ -81,10 +104,9 @@ def examine(family: Family) -> Iterator[str]:
     try_once(family)
     for name, config in corners(family.space):
         begin = time.monotonic()
-        try:
-            made = family.generate(jax.random.key(1), config, FEW, ())
-        except NoProblemError as error:
-            yield f"{name}: no problem ({error})"
+        made = _generated(family, jax.random.key(1), config, FEW, ())
+        if isinstance(made, NoProblemError):
+            yield f"{name}: no problem ({made})"
             continue
         seconds = (time.monotonic() - begin) / FEW
         notes = "".join(f"; {note}" for note in made.notes)
@@ -93,11 +115,8 @@ def examine(family: Family) -> Iterator[str]:
     again = family.generate(jax.random.key(2), family.validation, MANY, ()).problems
     if list(again) != list(problems):
         raise FamilyError("generate: the same key makes other problems the second time")
-    try:  # The same key, so the same problems if none were excluded.
-        family.generate(jax.random.key(2), family.validation, MANY, problems)
-    except NoProblemError as error:
-        if "exclude" in str(error):
-            raise FamilyError(str(error)) from error
+    # The same key, so the same problems if none were excluded.
+    _generated(family, jax.random.key(2), family.validation, MANY, problems)
     yield f"distinct problems of the validation set's configuration: {len(problems)} of {MANY}"
     begin = time.monotonic()
     valid = _verify(family, problems, [""] * len(problems), "an empty completion")

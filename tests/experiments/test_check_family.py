@@ -1,6 +1,7 @@
 """`experiments.check_family`: a family is tried without a model, and errors say where they are."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,18 @@ def test_what_is_wrong_is_one_line_with_its_place(before, after, said, tmp_path,
         lines(tmp_path, capsys, before, after)
     assert re.search(said, str(caught.value))
     assert "\n" not in str(caught.value)
+
+
+def test_modules_beside_the_file_are_found(tmp_path, capsys, monkeypatch):
+    (tmp_path / "of_its_own.py").write_text("TRIES = 1000\n")
+    monkeypatch.setattr(sys, "path", sys.path[:])  # As a console script: without the folder.
+    told = lines(tmp_path, capsys, "TRIES = 1000", "from of_its_own import TRIES\n")
+    assert "the family is usable" in told
+
+
+def test_a_file_that_exits_is_told(tmp_path, capsys):
+    with pytest.raises(SystemExit, match=r"error: .*SystemExit: 3"):
+        lines(tmp_path, capsys, "TRIES = 1000", "raise SystemExit(3)")
 
 
 def test_a_run_tries_its_family_first(tmp_path):
