@@ -96,18 +96,18 @@ def pack(
     for count in np.unique(np.linspace(most, least, _TRIALS).astype(int) // fewest)[::-1]:
         begun = _micro_batches(int(count) * fewest * longest, long)
         low = max(0, -(-(total - sum(map(_tokens, begun))) // unit))
-        high = width = -1  # Unknown.
-        # The least of the short sequences that suffice, by doubling and then halving the distance.
-        while high < 0 or low < high:
-            width = max(1, 2 * width)
-            middle = low + width - 1 if high < 0 else (low + high) // 2
+        # The least number of units that suffices: first by doubling steps, then by halving.
+        high, step = None, 1
+        while high is None or low < high:
+            middle = low + step - 1 if high is None else (low + high) // 2
+            step *= 2
             batches = begun + _micro_batches(middle * unit, short)
             cost = sum(_tokens(shape) * (_LINEAR + shape[1]) for shape in batches)
-            too_many = cost >= best[0]
-            found = None if too_many else _best_fit(ordered, _of_sequences(batches))
+            of_sequences = [length for sequences, length in batches for _ in range(sequences)]
+            found = _best_fit(ordered, of_sequences) if cost < best[0] else None
             if found is not None:
                 best = cost, batches, found
-            if too_many or found is not None:
+            if cost >= best[0]:
                 high = middle
             else:
                 low = middle + 1
@@ -118,10 +118,6 @@ def pack(
     contents = iter([list(map(np.array, of_sequence.values())) for of_sequence in parts])
     made = [(shape, list(itertools.islice(contents, shape[0]))) for shape in batches]
     return [(shape, of) for shape, of in made if any(of)]
-
-
-def _of_sequences(batches: Sequence[Shape]) -> list[int]:
-    return [length for sequences, length in batches for _ in range(sequences)]
 
 
 def _tokens(shape: Shape) -> int:
