@@ -52,16 +52,14 @@ def changes(run: Run) -> Iterator[tuple[int, Change]]:
     """Yields (number of the round before, what changed) for every design."""
     refused = {each.index - 1: each.generated["note"] for each in run.rounds if each.generated}
     made = {each.index: _made(each) for each in run.rounds}
+    shuffled = run.settings["engineer"]["shuffle_evidence"]
     for each in run.rounds:
         if each.design is not None and each.config is not None:
             found = each.validation.breakdown if each.validation else None
             note = refused.get(each.index)
             both = made[each.index], made.get(each.index + 1, {})
-            shuffled = run.settings["engineer"]["shuffle_evidence"]
-            yield (
-                each.number,
-                change_of(each.config, each.design, found, run.family, note, both, shuffled),
-            )
+            change = change_of(each.config, each.design, found, run.family, note, both, shuffled)
+            yield each.number, change
 
 
 def _made(one: Round) -> Made:

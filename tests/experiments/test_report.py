@@ -426,6 +426,13 @@ def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undra
         files.write_file(path, json.loads(path.read_text()) | {"source": source})
         text = check_page(report.write(root)).text
         assert f"80 % (50 % made) of the set, which {evidence}" in text
+    files.write_file(path, json.loads(path.read_text()) | {"source": "failures"})
+    for shuffled, joint in ((False, "as it"), (True, "which")):
+        options_of_run = json.loads((root / "config.json").read_text())
+        options_of_run["engineer"]["shuffle_evidence"] = shuffled
+        files.write_file(root / "config.json", options_of_run)
+        text = check_page(report.write(root)).text
+        assert f"80 % (50 % made) of the set, {joint} {evidence}" in text
 
 
 FAMILY = """

@@ -1,6 +1,7 @@
 """Glue that whole runs, compared with one another, would not notice to be wrong in all of them."""
 
 import dataclasses
+import json
 import types
 
 import jax
@@ -27,7 +28,7 @@ from experiments.ring import (
 from experiments.ring.hindsight import Hindsight, best_in_hindsight
 from experiments.ring.validation import validate
 from experiments.run import branching, policy
-from experiments.run.status import Reporter
+from experiments.run.status import Reporter, plan
 from experiments.run.store import RunStore, append_log, open_steps, read_log
 from experiments.settings import from_config
 from experiments.study import results, runs
@@ -442,6 +443,34 @@ def test_a_budget_beyond_the_window_is_named_in_full(name, tmp_path):
     words = rf"{name}\.max_new_tokens=5000: the model's window has 2048 tokens"
     with pytest.raises(ValueError, match=words):
         run._load_model()
+
+
+def test_a_start_may_name_rows_and_parameters_in_any_order(tmp_path):
+    space = Lakes(LakesOptions()).space
+    config = space.random(3)
+    path = tmp_path / "start.yaml"
+    turned = {row: dict(reversed(of.items())) for row, of in reversed(config.to_dict().items())}
+    path.write_text(json.dumps(turned))
+    settings = from_config({"engineer": {"start": str(path)}})
+    assert designing.start_config(settings, space, 0) == config
+
+
+@pytest.mark.parametrize(
+    ("engineer", "said"),
+    [
+        ({"designer": "current", "context": "V2"}, "design: current, from context V2"),
+        ({"designer": "mastery"}, "design: mastery, a rule; what a model needs to design"),
+        ({"designer": "current", "kept_rounds": 3}, "design: current, never asked: all rounds"),
+    ],
+)
+def test_a_run_says_who_designs(engineer, said):
+    settings = from_config({"loop": {"rounds": 3}, "engineer": engineer})
+    trainer = types.SimpleNamespace(
+        memory=lambda: dict.fromkeys(("device", "state", "gradients", "weights", "cache"), 1),
+        sampler=types.SimpleNamespace(capacities=[1]),
+    )
+    (line,) = (line for line in plan(settings, trainer) if line.startswith("design: "))
+    assert line.startswith(said)
 
 
 def test_a_budget_counts_every_validation():
