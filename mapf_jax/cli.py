@@ -436,6 +436,6 @@ def _sizes(text: str) -> tuple[int, ...]:
             allowed = f"only {MIN_SIZE} to {MAX_SIZE}"
             raise argparse.ArgumentTypeError(f"sizes: {end or begin} is not allowed, {allowed}")
         if int(end or begin) < int(begin):
-            raise argparse.ArgumentTypeError(f"sizes: {part} is no range, such as 3-8")
+            raise argparse.ArgumentTypeError(f"sizes: {part} is empty; ranges ascend, as 3-8")
         sizes.update(range(int(begin), int(end or begin) + 1))
     return tuple(sorted(sizes))

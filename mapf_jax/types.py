@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 Array = jax.Array | np.ndarray
+#: A (row, column) for each of A agents: integers [A, 2].
 Cells = Array | Sequence[Sequence[int]]
 
 #: Stands for the cost of a missing, unknown or invalid plan. Sums of a few fit in int32.

@@ -70,7 +70,7 @@ def write_movingai(instance: Instance, scenario_path: Path | str) -> None:
     blocked = np.asarray(instance.blocked)[:size, :size]
     map_path = scenario_path.with_suffix(".map")
     if map_path == scenario_path:
-        raise ValueError(f"{scenario_path}: the map has this name; the scenario ends in .scen")
+        raise ValueError(f"{scenario_path}: the map would have this name, too; end it in .scen")
     rows = ["".join("@" if hole else "." for hole in row) for row in blocked]
     header = ["type octile", f"height {size}", f"width {size}", "map"]
     map_path.write_text("\n".join([*header, *rows]) + "\n", encoding="utf-8")

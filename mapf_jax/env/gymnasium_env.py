@@ -260,6 +260,6 @@ def made_vector(
 ) -> MapfVectorEnv:
     """Several environments by name, for `gymnasium.make_vec`."""
     if render_mode is not None:
-        raise ValueError(f"render_mode={render_mode!r}: several environments draw nothing")
+        raise ValueError(f"render_mode={render_mode!r}: vector environments do not render")
     instances = options.pop("instances", None)
     return MapfVectorEnv(make(name, **options), instances, num_envs)

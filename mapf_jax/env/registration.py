@@ -52,7 +52,7 @@ class _Registering:
             execute = spec.loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError):  # An earlier search may have loaded it.
                     sys.meta_path.remove(self)
                 execute(module)
                 register(module)

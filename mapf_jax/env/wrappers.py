@@ -148,8 +148,8 @@ class PoolAutoReset(_Wrapper):
             raise ValueError("pool=None: PoolAutoReset(env) has no instances of its own")
         if not isinstance(pool, Pool):
             raise ValueError(
-                f"pool: a {type(pool).__name__}, allowed is what `pool(instances)` makes; a key "
-                "for slips has to be named: step(state, actions, key=key)"
+                f"pool: of type {type(pool).__name__}, allowed is what `pool(instances)` returns; "
+                "a key for slips must be named: step(state, actions, key=key)"
             )
         chex.assert_shape([pool.starts, pool.goals], (None, self.env.num_agents))
         return pool

@@ -122,7 +122,7 @@ def test_what_an_adapter_cannot_do_is_refused():
     env = env_lib.make("MapfFrozenLake-v0", size=5, num_agents=25)
     with pytest.raises(ValueError, match="maps have letters for 24 agents"):
         MapfGymEnv(env, render_mode="ansi")
-    with pytest.raises(ValueError, match="render_mode='rgb_array': several environments draw"):
+    with pytest.raises(ValueError, match="rgb_array': vector environments do not render"):
         gymnasium.make_vec("MapfFrozenLake-v0", num_envs=2, render_mode="rgb_array")
     one = MapfGymEnv(env, render_mode="rgb_array")
     one.reset(seed=0)

@@ -320,7 +320,7 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
         (f"--num-instances={10**400}", "allowed are integers from 1 to 2**31 - 1"),
         ("--sizes=3-99999999999", "sizes: 99999999999 is not allowed, only 3 to 32"),
         ("--sizes=33", "sizes: 33 is not allowed, only 3 to 32"),
-        ("--sizes=3,5-4", "sizes: 5-4 is no range, such as 3-8"),
+        ("--sizes=3,5-4", "sizes: 5-4 is empty; ranges ascend, as 3-8"),
         (f"--num-agents={10**400}", "num_agents=1000"),
     ],
 )
