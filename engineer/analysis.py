@@ -228,7 +228,10 @@ def judge_design(generate: Generate, context: str, answer: str, seed: int) -> di
 
 
 def _score(written: str, name: str) -> str | None:
-    """The digit beside a name in an object that may be loosely written; None for null, or empty."""
+    """The score under a name in a loosely written JSON object: a digit, None for null, "" for none.
+
+    Trailing commas, single quotes, whole floats, comments and other keys do no harm.
+    """
     value = r"""["']?([1-5])(?:\.0+)?["']?|null|none"""
     pattern = rf"""\b{name}["']?\s*:\s*(?:{value})\s*(?:[,}}#]|//|$)"""
     found = re.search(pattern, written, re.IGNORECASE | re.MULTILINE)

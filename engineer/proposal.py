@@ -94,8 +94,8 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     name their row (`size: 3`), parameters under a heading for each row, or a table of Markdown or
     commas. Keys may be bold or in backticks, `=` may stand for `:`, and numbers may be written
     `10%`, `1/5` or `0,25` and be followed by a remark in parentheses or after `//`, `<-` or a dash.
-    A comma separates thousands where a parameter reaches them. If nothing else is there, numbers
-    may follow their names without `:`, or rows without a name if there is one parameter.
+    A comma separates thousands where a parameter's bounds reach 1000. If nothing else can be read,
+    `:` may be missing between a name and its number, and so may the name of an only parameter.
 
     A fragment ends at prose or at a number that it already has. Fragments belong together until
     one repeats a number of those before it. A configuration is readable if it is complete: nothing
@@ -261,7 +261,7 @@ class _Names:
 def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block]:
     """Fragments of mappings, in the order of the text.
 
-    With `bare` a row may have a number without the name of the only parameter.
+    With `bare`, a row may be followed by a number alone if the space has one parameter.
 
     `row` or `name` is the row or parameter of the current mapping, `open` if bullets may list what
     belongs to it. `waiting` holds the numbers of a mapping that has not named its row yet.

@@ -253,8 +253,9 @@ class DecoderConfig:
         Args:
             mapping: the parsed file. `rope_theta` is read at the top level (files on the hub)
                 and inside `rope_parameters` (files written by transformers 5). `rope_scaling`
-                comes before `rope_parameters`, as in transformers. Most other fields that are left
-                out have the defaults of Qwen3's configuration in transformers.
+                comes before `rope_parameters`, as in transformers. Where they are left out,
+                `head_dim` and `rope_theta` have the defaults of their model type there, and other
+                fields those of Qwen3.
             compute: compute options.
 
         Raises:

@@ -57,8 +57,8 @@ class Preemption:
     def watch(self) -> Iterator[None]:
         """Handles the signals inside; restores the previous handlers at the end.
 
-        Python drops what is raised inside a finalizer or a callback of its garbage collector, as
-        JAX has one: then the process is asked again until `Preempted` gets through.
+        Python drops what is raised inside a finalizer or a callback of its garbage collector, and
+        JAX has such a callback. Then SIGTERM is sent again until `Preempted` gets through.
 
         A second Ctrl-C does what it did before `watch`.
         """
@@ -74,7 +74,7 @@ class Preemption:
             if not self._held:
                 raise Preempted(self._exit_code)
 
-        def again(unraisable: Any) -> None:
+        def dropped(unraisable: Any) -> None:
             if not isinstance(unraisable.exc_value, Preempted):
                 report(unraisable)
             elif not self._reminded:
@@ -85,14 +85,14 @@ class Preemption:
         def remind() -> None:
             time.sleep(0.01)
             self._reminded = False
-            if sys.unraisablehook is again:
+            if sys.unraisablehook is dropped:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         numbers = [signal.SIGTERM]
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # Background jobs ignore it.
             numbers.append(signal.SIGINT)
         before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
-        report, sys.unraisablehook = sys.unraisablehook, again
+        report, sys.unraisablehook = sys.unraisablehook, dropped
         try:
             yield
         finally:

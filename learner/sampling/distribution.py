@@ -17,6 +17,8 @@ from learner.tokens import ThinkingBudget
 
 # Tokens of a block of the vocabulary in `draw`: the lanes of a TPU's vector unit.
 _BLOCK = 128
+# Below this temperature the maximum is subtracted before the division: afterwards, as the softmax
+# does it, the rounding error of a large quotient would exceed the differences of the others.
 _COLD = 1e-3
 
 
@@ -69,7 +71,7 @@ def filter_logits(logits: Array, sampling: SamplingParams) -> Array:
     Tokens tied at the edge of top-k or top-p are all kept. Temperature 0 is treated as 1.
     """
     chex.assert_type(logits, float)
-    if 0 < sampling.temperature < _COLD:  # Else XLA's rounding of the quotient's maximum shows.
+    if 0 < sampling.temperature < _COLD:
         logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     if sampling.temperature > 0:
         logits = logits / sampling.temperature
