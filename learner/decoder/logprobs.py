@@ -14,6 +14,8 @@ from learner.devices import sharding
 
 # Far below any logit; its exponential is 0, and dividing it by a temperature does not overflow.
 _IMPOSSIBLE = -1e30
+# The most logits, 128 MiB of them, that are kept for the backward pass.
+_KEPT = 1 << 25
 
 
 def token_logprobs(
@@ -30,7 +32,8 @@ def token_logprobs(
 
     The tokens are cut into chunks along their last axis, and the backward pass recomputes the
     logits of each chunk, so about `chunk` x V logits exist at a time on a device (at least one
-    position of each of its sequences).
+    position of each of its sequences). A few logits are kept instead, where no devices share the
+    vocabulary.
 
     Under a mesh (`sharding.use`), which splits the sequences of the first axis over
     `sharding.BATCH_AXES`, each device computes with a part of the vocabulary. Axis `tensor`, which
@@ -79,6 +82,8 @@ def token_logprobs(
         hidden = jnp.take_along_axis(hidden, order[..., None], axis=-2)
         targets = jnp.take_along_axis(targets, order, axis=-1)
         wanted = jnp.arange(count) * size < jnp.max(jnp.sum(needed, axis=-1))
+    logits = math.prod(lead) // shards * count * size * unembedding.shape[1]
+    keep = not shared and logits <= _KEPT
 
     def chunks(x: Array) -> Array:
         """[..., T, *rest] -> [count, ..., size, *rest]."""
@@ -97,6 +102,7 @@ def token_logprobs(
         temperature,
         vocab_size,
         entropy_gradient,
+        keep,
     )
     return unchunk(logp), unchunk(entropy)
 
@@ -230,6 +236,7 @@ def _forward(
     temperature: float,
     vocab_size: int | None,
     entropy_gradient: bool,
+    keep: bool,
 ) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
     """hidden [count, ..., size, D], wanted bool[count], targets i32[count, ..., size] -> two
     f32[count, ..., size]."""
@@ -259,24 +266,27 @@ def _forward(
             )
             normaliser = highest[:, 0] + jnp.log(total)
             results = (chosen - normaliser, normaliser - weighted / total, normaliser)
-            return tuple(columns.own_part(x.reshape(target.shape)) for x in results)
+            own = (columns.own_part(x.reshape(target.shape)) for x in results)
+            return *own, *([logits.reshape(*target.shape, -1)] if keep else [])
 
         def none(h: Array, target: Array) -> tuple[Array, ...]:
-            return (jnp.zeros(target.shape, jnp.float32),) * 3
+            kept = [jnp.zeros((*target.shape, part.shape[1]), jnp.float32)] if keep else []
+            return *[jnp.zeros(target.shape, jnp.float32)] * 3, *kept
 
         return jax.lax.map(
             lambda args: _if(args[0], one, none, *args[1:]), (wanted, hidden, targets)
         )
 
     arguments = hidden, unembedding, wanted, targets
-    logp, entropy, normaliser = _on_devices(local, (_BATCH,) * 3, *arguments)
-    return (logp, entropy), (*arguments, normaliser, entropy)
+    logp, entropy, normaliser, *kept = _on_devices(local, (_BATCH,) * (3 + keep), *arguments)
+    return (logp, entropy), (*arguments, normaliser, entropy, *kept)
 
 
 def _backward(
     temperature: float,
     vocab_size: int | None,
     entropy_gradient: bool,
+    keep: bool,
     saved: tuple[Any, ...],
     cotangents: tuple[Array, Array],
 ) -> tuple[Array, Array, None, None]:
@@ -287,9 +297,13 @@ def _backward(
         matrix, first = columns.matrix, columns.first
 
         def one(total: Array, *args: Array) -> tuple[Array, Array]:
-            h, *of_tokens = columns.gathered(args)
+            h, target, z, ent, *kept, logp_bar, entropy_bar = columns.gathered(args)
+            of_tokens = target, z, ent, logp_bar, entropy_bar
             target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in of_tokens)
-            logits = _logits(h, matrix, temperature, vocab_size, first)
+            if keep:
+                logits = kept[0].reshape(-1, kept[0].shape[-1])
+            else:
+                logits = _logits(h, matrix, temperature, vocab_size, first)
             log_p = logits - z
             factor = logp_bar
             if entropy_gradient:
@@ -316,5 +330,5 @@ def _backward(
     return *_on_devices(local, (_BATCH, _MATRIX), *saved, *cotangents), None, None
 
 
-_chunked = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(4, 5, 6))
+_chunked = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(4, 5, 6, 7))
 _chunked.defvjp(_forward, _backward)

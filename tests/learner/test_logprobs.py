@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from learner.decoder import logprobs
 from learner.decoder.logprobs import token_logprobs
 from learner.devices import sharding
 
@@ -38,7 +39,10 @@ def test_equals_the_whole_softmax(chunk, temperature, vocab_size):
     np.testing.assert_allclose(flat, want_logp[0], rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_equal_those_of_the_whole_softmax():
+@pytest.mark.parametrize(("most_kept", "products"), [(1 << 25, 3), (0, 4)])
+def test_gradients_equal_those_of_the_whole_softmax(most_kept, products, monkeypatch):
+    """Of logits that are kept, and of those that are computed again."""
+    monkeypatch.setattr(logprobs, "_KEPT", most_kept)
     weight = RNG.normal(size=(2, 3, 7)).astype(np.float32)
 
     def chunked(hidden, output):
@@ -55,6 +59,8 @@ def test_gradients_equal_those_of_the_whole_softmax():
     for a, b in zip(got, want, strict=True):
         assert np.isfinite(a).all()
         np.testing.assert_allclose(a, b, atol=1e-5)
+    program = str(jax.make_jaxpr(jax.grad(chunked, argnums=(0, 1)))(HIDDEN, OUTPUT))
+    assert program.count("dot_general") == products
 
 
 def test_only_chunks_with_needed_tokens_are_computed():
