@@ -268,7 +268,7 @@ class Decoder(nn.Module):
         if not c.tie_word_embeddings:
             columns = nn.with_logical_partitioning(normal, ("embed", "vocab"))
             self.param("unembedding", columns, (c.hidden_size, c.vocab_size), dtype)
-        rope = rope_angles(positions, c)
+        rope = _angles(positions, c)
         attend: Attend
         # Completions that share a prompt are cut out of their sequences first.
         if isinstance(layout, SharedPrompt) or not _orders_heads(c):
@@ -296,6 +296,25 @@ class Decoder(nn.Module):
         block = Block(c, tpu_kernels=tpu_kernels, name="layers")
         x, _ = layers(block, embed_split(embedding, tokens, c), None)
         return RMSNorm(c, "norm", name="final_norm")(x)
+
+
+def _angles(positions: Array, config: DecoderConfig) -> tuple[Array, Array]:
+    """`rope_angles` of whole sequences [B, T], once for all layers.
+
+    Where layers are unrolled, XLA's CPU backend would fuse the cosines and sines into each of them,
+    and compute them there for every head; it fuses nothing into a loop.
+    """
+    B, T = positions.shape
+    angles = functools.partial(rope_angles, config=config)
+
+    def looped(positions: Array) -> tuple[Array, Array]:
+        halves = jax.lax.map(angles, jnp.moveaxis(positions.reshape(B, 2, -1), 1, 0))
+        cos, sin = (jnp.moveaxis(x, 0, 1).reshape(B, T, 1, -1) for x in halves)
+        return cos, sin
+
+    if T % 2:
+        return angles(positions)
+    return jax.lax.platform_dependent(positions, cpu=looped, default=angles)
 
 
 def embed(embedding: Array, tokens: Array, config: DecoderConfig) -> Array:

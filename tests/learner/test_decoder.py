@@ -258,6 +258,19 @@ def test_each_remat_policy_keeps_less_than_the_one_before():
     assert kept["full"] < 4 * 16 * config.hidden_size + 4 * 16 * config.head_dim, kept
 
 
+@pytest.mark.usefixtures("optimised")
+def test_layers_that_are_not_scanned_share_the_angles():
+    config = DecoderConfig.from_hf(torch_model(**VARIANTS["tied-gqa-theta5e6"]).config.to_dict())
+    config = dataclasses.replace(config, scan_unroll=config.num_hidden_layers)
+    ids = jnp.zeros((2, 16), jnp.int32)
+
+    def total(params):
+        return jnp.sum(model.hidden_states(params, config, ids, ids) ** 2)
+
+    program = jax.jit(jax.grad(total)).lower(model.abstract_params(config)).compile().as_text()
+    assert program.count(" cosine(") == 1
+
+
 def test_bfloat16_stays_close_and_returns_float32(checkpoint, batch):
     reference, folder = checkpoint
     config = DecoderConfig.from_folder(folder, dtype="bfloat16")
