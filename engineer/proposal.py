@@ -48,6 +48,8 @@ _COMMENT = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """What explains a design beside it; its numbers are not those of the design."""
+_WRAPPERS = ("params", "parameters", "config", "configuration", "settings", "values")
+"""Keys between a row and its parameters."""
 _BULLET = re.compile(r"^([ \t]{0,80})[*+\u2022](?=[ \t])", re.MULTILINE)
 _RULE = re.compile(r"[-: ]*")
 
@@ -92,8 +94,9 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     between prose, in any of these shapes: a mapping from rows (the requested form), the same under
     some other key, a mapping from each parameter name to numbers by row, a list of mappings that
     name their row (`size: 3`), parameters under a heading for each row, or a table of Markdown or
-    commas. Keys may be bold or in backticks, `=` may stand for `:`, and numbers may be written
-    `10%`, `1/5` or `0,25` and be followed by a remark in parentheses or after `//`, `<-` or a dash.
+    commas. Keys may be bold, in backticks or in camel case, `=` may stand for `:`, a row may hold a
+    mapping `params`, and rows and numbers may be followed by a remark in parentheses. Numbers may
+    be written `10%`, `1/5` or `0,25`; remarks may also follow them after `//`, `<-` or a dash.
     A comma separates thousands where a parameter's bounds reach 1000. If nothing else can be read,
     `:` may be missing between a name and its number, and so may the name of an only parameter.
 
@@ -234,9 +237,9 @@ class _Names:
 
     def __init__(self, space: ConfigurationSpace) -> None:
         self._row_key = _patterns(space)[1]
-        self._rows, self._parameters = (
-            {_folded(name): name for name in names} for names in (space.rows, space.names)
-        )
+        self._rows = {_folded(name): name for name in space.rows}
+        joined = {_folded(name).replace("_", ""): name for name in space.names}
+        self._parameters = joined | {_folded(name): name for name in space.names}
         self._numbered = {str(int(row)): row for row in space.rows if row.isdecimal()}
         highest = {
             name: max(space.bounds(row, name)[1] for row in space.rows) for name in space.names
@@ -271,21 +274,22 @@ def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block
     block, end = _Block(0), 0
     row: str | None = None
     name: str | None = None
-    listed = False
+    listed = opened = False
     waiting: dict[str, str] = {}
     for token in _patterns(space)[0].finditer(text):
         value = token["value"]
         found: list[tuple[str | None, str, str]] = []
         heading = token["heading"] or (value is None and token["row"])
         named_mapping = heading or token["row"] or token["parameter"]
-        new_mapping = value is None and not (named_mapping or token["comment"])
+        wrapped = opened and token["wrapper"] and value is None  # The mapping of a row holds one.
+        new_mapping = value is None and not (named_mapping or token["comment"] or wrapped)
         prose = not _BETWEEN.fullmatch(text, end, token.start())
         if prose or (new_mapping and not token["bracket"]):
             yield block
             block = _Block(token.start())
         if prose or (new_mapping and not (listed and token["bracket"] == "-")):
             row, name, listed, waiting = None, None, False, {}
-        end = token.end()
+        end, opened = token.end(), bool(heading or wrapped)
         if heading:
             row, name, listed, waiting = names.row(heading), None, True, {}
         elif token["row"] and (named := name or alone):  # A number of the row.
@@ -360,16 +364,18 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     digits = max(3, *map(len, space.rows))
     row = f"[0-9]{{1,{digits}}}" if numbered else _words(space.rows)
     any_row = rf"(?:{label}[ _]?)?({row}){space.row_suffix}"
+    remark = r"(?:[ \t]{0,4}\([^()\n]{0,40}\))?"
     key = (
-        rf"(?P<row>{any_row})|(?P<parameter>{_words(space.names)})"
-        rf"|(?P<label>(?:row_)?{label}|{_words([*space.row_keys, 'name'])})|\w{{1,40}}"
+        rf"(?P<row>{any_row}){remark}|(?P<parameter>{_words(space.names, joined=True)})"
+        rf"|(?P<label>(?:row_)?{label}|{_words([*space.row_keys, 'name'])})"
+        rf"|(?P<wrapper>{'|'.join(_WRAPPERS)})|\w{{1,40}}"
     )
     word = r"[^\s,;{}\[\]#\"']{1,80}+(?<!:)"
     more = r"(?:[ \t]{1,8}[^\s,;{}\[\]#\"':]{1,80}+(?![\"' \t]*:)){0,8}"
     # A row alone on its line, unless a bracket follows; a remark in parentheses may.
     heading = (
         rf"^[ \t]{{0,8}}(?:\#{{2,6}}[ \t]{{1,4}}|\[(?:\w{{1,20}}\.)?)?(?P<heading>{any_row})\]?"
-        r"(?:[ \t]{0,4}\([^()\n]{0,40}\))?:?[ \t]{0,8}$(?!\s{0,80}[{\[])"
+        rf"{remark}:?[ \t]{{0,8}}$(?!\s{{0,80}}[{{\[])"
     )
     comma = (
         r"[0-9]{1,3}(?:(?:,[0-9]{3}){1,4}(?:\.[0-9]{1,6})?|,[0-9]{1,6})(?![\w.]|[\"']?[ \t]{0,8}:)"
@@ -388,14 +394,18 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
 @functools.lru_cache(maxsize=16)
 def _bare(space: ConfigurationSpace) -> re.Pattern[str]:
     """The name of a parameter and the blank before a number."""
-    pattern = rf"(?<![\w.])({_words(space.names)})[ \t](?=[ \t]{{0,7}}{_DECIMAL})"
+    pattern = rf"(?<![\w.])({_words(space.names, joined=True)})[ \t](?=[ \t]{{0,7}}{_DECIMAL})"
     return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
-def _words(names: Sequence[str]) -> str:
-    """A pattern of any of the names; Markdown writes some underscores with a backslash."""
+def _words(names: Sequence[str], joined: bool = False) -> str:
+    """A pattern of any of the names; Markdown writes some underscores with a backslash.
+
+    With `joined`, words may follow each other without anything in between, as in `dataRatio`.
+    """
     longest_first = sorted(names, key=len, reverse=True)
-    return "|".join(re.escape(name).replace("_", r"(?:\\_|[ _-])") for name in longest_first)
+    between = r"(?:\\_|[ _-])" + "?" * joined
+    return "|".join(re.escape(name).replace("_", between) for name in longest_first)
 
 
 def _folded(key: str) -> str:
