@@ -94,9 +94,10 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     between prose, in any of these shapes: a mapping from rows (the requested form), the same under
     some other key, a mapping from each parameter name to numbers by row, a list of mappings that
     name their row (`size: 3`), parameters under a heading for each row, or a table of Markdown or
-    commas. Keys may be bold, in backticks or in camel case, `=` may stand for `:`, a row may hold a
-    mapping `params`, and rows and numbers may be followed by a remark in parentheses. Numbers may
-    be written `10%`, `1/5` or `0,25`; remarks may also follow them after `//`, `<-` or a dash.
+    commas. Keys may be bold, in backticks, in camel case or a row and its parameter at once
+    (`3.hole_ratio`), `=` may stand for `:`, a row may hold a mapping `params`, and rows and numbers
+    may be followed by a remark in parentheses. Numbers may be written `10%`, `1/5` or `0,25`;
+    remarks may also follow them after `//`, `<-` or a dash.
     A comma separates thousands where a parameter's bounds reach 1000. If nothing else can be read,
     `:` may be missing between a name and its number, and so may the name of an only parameter.
 
@@ -280,7 +281,7 @@ def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block
         value = token["value"]
         found: list[tuple[str | None, str, str]] = []
         heading = token["heading"] or (value is None and token["row"])
-        named_mapping = heading or token["row"] or token["parameter"]
+        named_mapping = heading or token["row"] or token["parameter"] or token["own"]
         wrapped = opened and token["wrapper"] and value is None  # The mapping of a row holds one.
         new_mapping = value is None and not (named_mapping or token["comment"] or wrapped)
         prose = not _BETWEEN.fullmatch(text, end, token.start())
@@ -294,6 +295,8 @@ def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block
             row, name, listed, waiting = names.row(heading), None, True, {}
         elif token["row"] and (named := name or alone):  # A number of the row.
             found = [(names.row(token["row"]), named, value)]
+        elif token["own"] and value and (own := names.parameter(token["own"])):
+            found = [(names.row(token["of"]), own, value)]
         elif token["parameter"]:
             parameter = names.parameter(token["parameter"])
             assert parameter is not None
@@ -304,7 +307,7 @@ def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block
             else:
                 waiting[parameter] = value
         elif token["label"] and value and (named := names.row(value)):
-            row, listed = named, False
+            row, listed, opened = named, False, True
             found, waiting = [(named, *item) for item in waiting.items()], {}
         for of_row, of_name, written in found:
             if of_row is None:
@@ -365,8 +368,10 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     row = f"[0-9]{{1,{digits}}}" if numbered else _words(space.rows)
     any_row = rf"(?:{label}[ _]?)?({row}){space.row_suffix}"
     remark = r"(?:[ \t]{0,4}\([^()\n]{0,40}\))?"
+    names = _words(space.names, joined=True)
     key = (
-        rf"(?P<row>{any_row}){remark}|(?P<parameter>{_words(space.names, joined=True)})"
+        rf"(?P<of>{any_row})[._](?P<own>{names})"
+        rf"|(?P<row>{any_row}){remark}|(?P<parameter>{names})"
         rf"|(?P<label>(?:row_)?{label}|{_words([*space.row_keys, 'name'])})"
         rf"|(?P<wrapper>{'|'.join(_WRAPPERS)})|\w{{1,40}}"
     )
@@ -385,7 +390,7 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
         rf"{heading}|"
         r"(?P<bracket>[{}\[\]]|(?<!\S)-(?=\s))|(?P<comment>\#[^\n{}]{0,200}$)"
         rf"|(?<![\w.])(?:{key})[\"']?[ \t]{{0,8}}:"
-        rf"(?:[ \t]{{0,8}}(?P<value>{value})|\s{{0,80}}[{{\[])?"
+        rf"(?:[ \t]{{0,8}}(?!(?:{names}):)(?P<value>{value})|\s{{0,80}}[{{\[])?"
     )
     flags = re.IGNORECASE | re.ASCII | re.MULTILINE
     return re.compile(token, flags), re.compile(any_row, flags)
