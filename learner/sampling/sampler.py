@@ -210,7 +210,7 @@ class Sampler:
         Raises:
             ValueError: a prompt is empty, has an id outside the vocabulary, or is too long for
                 `max_new_tokens` more; keys are not threefry; a budget or a token of the automaton
-                is out of range.
+                is out of range; params are those of adapters alone.
             AssertionError: keys, budgets and prompts differ in number.
         """
         requests = self._requests(prompts, keys, num_samples, budgets)
@@ -327,6 +327,11 @@ class Sampler:
 
     def _decoding_copy(self, params: Params) -> Params:
         """The parameters for `_run`; with several processes, all must call this."""
+        if "embedding" not in params:
+            raise ValueError(
+                "params: has no 'embedding'; allowed are those of a whole model. The state of a "
+                "trainer with adapters has theirs alone: take `policy_params(state)`"
+            )
         with sharding.use(self.mesh):
             return distributed.local_copy(self.prepare(params))
 
