@@ -95,7 +95,7 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     some other key, a mapping from each parameter name to numbers by row, a list of mappings that
     name their row (`size: 3`), parameters under a heading for each row, or a table of Markdown or
     commas. Keys may be bold, in backticks, in camel case or a row and its parameter at once
-    (`3.hole_ratio`), `=` may stand for `:`, a row may hold a mapping `params`, and rows and numbers
+    (`3.fraction`), `=` may stand for `:`, a row may hold a mapping `params`, and rows and numbers
     may be followed by a remark in parentheses. Numbers may be written `10%`, `1/5` or `0,25`;
     remarks may also follow them after `//`, `<-` or a dash.
     A comma separates thousands where a parameter's bounds reach 1000. If nothing else can be read,
