@@ -369,9 +369,9 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     any_row = rf"(?:{label}[ _]?)?({row}){space.row_suffix}"
     remark = r"(?:[ \t]{0,4}\([^()\n]{0,40}\))?"
     names = _words(space.names, joined=True)
+    colon = r"[\"']?[ \t]{0,8}:"
     key = (
-        rf"(?P<of>{any_row})[._](?P<own>{names})"
-        rf"|(?P<row>{any_row}){remark}|(?P<parameter>{names})"
+        rf"(?P<row>{any_row}){remark}|(?P<parameter>{names})|(?P<of>{any_row})[._](?P<own>{names})"
         rf"|(?P<label>(?:row_)?{label}|{_words([*space.row_keys, 'name'])})"
         rf"|(?P<wrapper>{'|'.join(_WRAPPERS)})|\w{{1,40}}"
     )
@@ -389,8 +389,8 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     token = (
         rf"{heading}|"
         r"(?P<bracket>[{}\[\]]|(?<!\S)-(?=\s))|(?P<comment>\#[^\n{}]{0,200}$)"
-        rf"|(?<![\w.])(?:{key})[\"']?[ \t]{{0,8}}:"
-        rf"(?:[ \t]{{0,8}}(?!(?:{names}):)(?P<value>{value})|\s{{0,80}}[{{\[])?"
+        rf"|(?<![\w.])(?:{key}){colon}"
+        rf"(?:[ \t]{{0,8}}(?![\"']?(?:{names}){colon})(?P<value>{value})|\s{{0,80}}[{{\[])?"
     )
     flags = re.IGNORECASE | re.ASCII | re.MULTILINE
     return re.compile(token, flags), re.compile(any_row, flags)

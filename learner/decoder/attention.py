@@ -346,7 +346,7 @@ def _matrix_attention(q: Array, k: Array, v: Array, visible: Array) -> Array:
     scores = jnp.matmul(queries, k.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
     # Scaled in float32, as cuDNN does: most widths have no exact scale in bfloat16. A mask is made
     # once to add it; to choose scores, XLA's CPU backend would compare slots again for every head.
-    masks = jnp.where(visible, 0.0, MASKED / 2)[:, None, None]
+    masks = jnp.where(visible, 0.0, MASKED)[:, None, None]
     probs = _softmax(scores.reshape(B, K, R, Q, T) * h**-0.5 + masks)
     probs = probs.astype(v.dtype).reshape(B, K, R * Q, T)
     out = jnp.matmul(probs, v.transpose(0, 2, 1, 3)).reshape(B, K, R, Q, h)

@@ -32,8 +32,8 @@ def token_logprobs(
 
     The tokens are cut into chunks along their last axis, and the backward pass recomputes the
     logits of each chunk, so about `chunk` x V logits exist at a time on a device (at least one
-    position of each of its sequences). A few logits are kept instead, where no devices share the
-    vocabulary.
+    position of each of its sequences). Where no devices share the vocabulary, up to 2^25 logits of
+    a device are kept instead.
 
     Under a mesh (`sharding.use`), which splits the sequences of the first axis over
     `sharding.BATCH_AXES`, each device computes with a part of the vocabulary. Axis `tensor`, which
@@ -279,7 +279,7 @@ def _forward(
 
     arguments = hidden, unembedding, wanted, targets
     logp, entropy, normaliser, *kept = _on_devices(local, (_BATCH,) * (3 + keep), *arguments)
-    return (logp, entropy), (*arguments, normaliser, entropy, *kept)
+    return (logp, entropy), (*arguments, normaliser, entropy, kept)
 
 
 def _backward(
@@ -297,10 +297,10 @@ def _backward(
         matrix, first = columns.matrix, columns.first
 
         def one(total: Array, *args: Array) -> tuple[Array, Array]:
-            h, target, z, ent, *kept, logp_bar, entropy_bar = columns.gathered(args)
+            h, target, z, ent, logp_bar, entropy_bar, *kept = columns.gathered(args)
             of_tokens = target, z, ent, logp_bar, entropy_bar
             target, z, ent, logp_bar, entropy_bar = (x.reshape(-1, 1) for x in of_tokens)
-            if keep:
+            if kept:
                 logits = kept[0].reshape(-1, kept[0].shape[-1])
             else:
                 logits = _logits(h, matrix, temperature, vocab_size, first)
@@ -327,7 +327,8 @@ def _backward(
         )
         return hidden_bar, columns.gradient(total)
 
-    return *_on_devices(local, (_BATCH, _MATRIX), *saved, *cotangents), None, None
+    *before, kept = saved
+    return *_on_devices(local, (_BATCH, _MATRIX), *before, *cotangents, *kept), None, None
 
 
 _chunked = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(4, 5, 6, 7))

@@ -329,8 +329,8 @@ class Sampler:
         """The parameters for `_run`; with several processes, all must call this."""
         if "embedding" not in params:
             raise ValueError(
-                "params: has no 'embedding'; allowed are those of a whole model. The state of a "
-                "trainer with adapters has theirs alone: take `policy_params(state)`"
+                "params: 'embedding' is missing; allowed are the parameters of a whole model. The "
+                "state of a trainer with adapters holds only theirs: pass `policy_params(state)`"
             )
         with sharding.use(self.mesh):
             return distributed.local_copy(self.prepare(params))

@@ -451,7 +451,7 @@ def test_prompts_that_do_not_fit_are_refused_by_number():
         run(PARAMS, [[1]], jax.random.split(jax.random.key(0, impl="rbg"), 1))
     with pytest.raises(ValueError, match="num_samples=0"):
         run(PARAMS, [[1]], keys(1), num_samples=0)
-    with pytest.raises(ValueError, match=r"no 'embedding'; .* `policy_params\(state\)`"):
+    with pytest.raises(ValueError, match=r"'embedding' is missing; .* `policy_params\(state\)`"):
         run({"layers": PARAMS["layers"]}, [[1]], keys(1))
 
 
