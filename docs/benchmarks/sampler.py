@@ -67,7 +67,7 @@ def tables(
         task["folder"] = folder
         outcomes = compare(
             {
-                "own": Case("learner_engines:own_sampler", task),
+                "this project": Case("learner_engines:own_sampler", task),
                 "transformers": Case("learner_engines:transformers", task),
                 "tunix": Case("learner_engines:tunix", task, tunix_python),
             },
@@ -80,7 +80,7 @@ def tables(
         "tokens/s",
         f"{rounds} processes of each in turns, and the best of them. Whole calls, the prompts' "
         "part included. float32, greedy, the same weights; the CPU is "
-        f"{said} of JAX for own and tunix.",
+        f"{said} of JAX for this project and tunix.",
     )
 
 

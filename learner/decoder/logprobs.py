@@ -16,6 +16,8 @@ from learner.devices import sharding
 _IMPOSSIBLE = -1e30
 # The most logits, 128 MiB of them, that are kept for the backward pass.
 _KEPT = 1 << 25
+# The most chunks that are compiled one by one.
+_UNROLLED = 8
 
 
 def token_logprobs(
@@ -228,6 +230,14 @@ def _if(wanted: Array | None, one: Callable[..., Any], none: Callable[..., Any],
     return one(*args) if wanted is None else jax.lax.cond(wanted, one, none, *args)
 
 
+def _unroll(count: int, keep: bool) -> int:
+    """How many chunks the body of a loop takes.
+
+    A loop would gather the kept logits in one array, first of zeros: more writes than products.
+    """
+    return count if keep and count <= _UNROLLED else 1
+
+
 def _forward(
     hidden: Array,
     unembedding: Array,
@@ -273,9 +283,13 @@ def _forward(
             kept = [jnp.zeros((*target.shape, part.shape[1]), jnp.float32)] if keep else []
             return *[jnp.zeros(target.shape, jnp.float32)] * 3, *kept
 
-        return jax.lax.map(
-            lambda args: _if(args[0], one, none, *args[1:]), (wanted, hidden, targets)
+        _, found = jax.lax.scan(
+            lambda _, args: (None, _if(args[0], one, none, *args[1:])),
+            None,
+            (wanted, hidden, targets),
+            unroll=_unroll(len(hidden), keep),
         )
+        return found
 
     arguments = hidden, unembedding, wanted, targets
     logp, entropy, normaliser, *kept = _on_devices(local, (_BATCH,) * (3 + keep), *arguments)
@@ -324,6 +338,7 @@ def _backward(
             lambda total, args: _if(args[0], one, none, total, *args[1:]),
             jnp.zeros_like(matrix, part.dtype),
             (wanted, hidden, *of_tokens),
+            unroll=_unroll(len(hidden), keep),
         )
         return hidden_bar, columns.gradient(total)
 

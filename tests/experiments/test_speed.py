@@ -182,9 +182,9 @@ def test_tables_of_the_sampler_on_a_cpu(monkeypatch):
         sys.executable, rounds=1, slots=4, prompt_tokens=8, new_tokens=12, config=TINY
     )
     own, transformers, tunix = lines(table)
-    assert own["own is faster by"] == 1
+    assert own["this project is faster by"] == 1
     assert own["same tokens"] == transformers["same tokens"] == 1
-    assert transformers["own is faster by"] == pytest.approx(
+    assert transformers["this project is faster by"] == pytest.approx(
         own["tokens/s, best"] / transformers["tokens/s, best"]
     )
     assert tunix["tokens/s, best"] is None

@@ -177,8 +177,9 @@ def collectives(text):
 
 
 @pytest.mark.parametrize("layout", [(8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 2, 2)])
-def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout):
+def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout, monkeypatch):
     """Chunks are counted for each device, and no loop holds a collective of the matrix's size."""
+    monkeypatch.setattr(logprobs, "_UNROLLED", 0)
     sequences, length, width, vocab, chunk = 16, 12, 16, 512, 8
     hidden = RNG.normal(size=(sequences, length, width)).astype(np.float32)
     output = RNG.normal(size=(width, vocab)).astype(np.float32)
