@@ -1,7 +1,7 @@
 """From the text of an answer to a configuration: read tolerantly, project strictly.
 
 Reading any text takes time linear in its length, raises nothing, and returns a `Proposal` or the
-reason why there is none. One regular expression finds keys and their numbers, and tables are read
+reason why there is none. Regular expressions find keys and their numbers, and tables are read
 line by line; no YAML or JSON parser is involved, so nesting, aliases and tags have no effect.
 Projection turns any proposal into a configuration of the space and reports every change it made.
 """
@@ -93,11 +93,12 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     Reasoning in `<think>` blocks is skipped. The configuration may be YAML or JSON, fenced or
     between prose, in any of these shapes: a mapping from rows (the requested form), the same under
     some other key, a mapping from each parameter name to numbers by row, a list of mappings that
-    name their row (`size: 3`), parameters under a heading for each row, or a table of Markdown or
-    commas. Keys may be bold, in backticks, in camel case or a row and its parameter at once
-    (`3.fraction`), `=` may stand for `:`, a row may hold a mapping `params`, and rows and numbers
-    may be followed by a remark in parentheses. Numbers may be written `10%`, `1/5` or `0,25`;
-    remarks may also follow them after `//`, `<-` or a dash.
+    name their row (`size: 3`), parameters under a heading for each row, a list for each parameter
+    beside one of the rows (`size: [3, 4]`), or a table of Markdown or commas. Keys may be bold, in
+    backticks, in camel case or a row and its parameter at once (`3.fraction`), `=` may stand for
+    `:`, a row may hold a mapping `params`, and rows and numbers may be followed by a remark in
+    parentheses. Numbers may be written `10%`, `1/5` or `0,25`; remarks may also follow them after
+    `//`, `<-` or a dash.
     A comma separates thousands where a parameter's bounds reach 1000. If nothing else can be read,
     `:` may be missing between a name and its number, and so may the name of an only parameter.
 
@@ -170,7 +171,7 @@ class _Block:
 
 def _read(text: str, space: ConfigurationSpace, bare: bool = False) -> list[_Block]:
     """Fragments with a number of the space, in the order of the text; see `_blocks`."""
-    fragments = [*_blocks(text, space, bare), *_tables(text, space)]
+    fragments = [*_blocks(text, space, bare), *_lists(text, space), *_tables(text, space)]
     own = [one for one in fragments if set(space.cells) & one.cells.keys()]
     return sorted(own, key=lambda one: one.start)
 
@@ -319,6 +320,37 @@ def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block
     yield block
 
 
+def _lists(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
+    """Fragments of a list for each parameter beside one of the rows, in the order of the text.
+
+    A parameter with more or fewer numbers than there are rows is left out.
+    """
+    names = _Names(space)
+    block, end = _Block(0), 0
+    rows: list[str | None] = []
+    waiting: list[tuple[str, list[str]]] = []
+    for token in _list_pattern(space).finditer(text):
+        if not _BETWEEN.fullmatch(text, end, token.start()):
+            yield block
+            block, rows, waiting = _Block(token.start()), [], []
+        end = token.end()
+        items = [item.strip() for item in token["items"].removesuffix(",").split(",")]
+        if name := names.parameter(token["parameter"] or ""):
+            waiting.append((name, items))
+        else:
+            rows = list(map(names.row, items))
+        for name, written in waiting if rows else []:
+            cells = [(row, name) for row in rows if row]
+            if block.cells.keys() & cells:
+                yield block
+                block = _Block(token.start())
+            if len(written) == len(rows) == len(cells):
+                for cell, number in zip(cells, written, strict=True):
+                    block.add(cell, number, names)
+        waiting = [] if rows else waiting
+    yield block
+
+
 def _tables(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
     """The tables, in the order of the text: lines of cells between `|`, commas or tabs.
 
@@ -394,6 +426,15 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     )
     flags = re.IGNORECASE | re.ASCII | re.MULTILINE
     return re.compile(token, flags), re.compile(any_row, flags)
+
+
+@functools.lru_cache(maxsize=16)
+def _list_pattern(space: ConfigurationSpace) -> re.Pattern[str]:
+    """The name of a parameter, or a key of rows, and a list."""
+    keys = [key for one in (space.label, *space.row_keys, "row") for key in (one, plural(one))]
+    names = rf"(?P<parameter>{_words(space.names, joined=True)})|{_words(keys)}"
+    pattern = rf"(?<![\w.])(?:{names})[\"']?\s{{0,8}}:\s{{0,8}}\[(?P<items>[^\[\]{{}}]{{1,600}})\]"
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
 @functools.lru_cache(maxsize=16)
