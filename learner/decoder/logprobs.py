@@ -231,9 +231,9 @@ def _if(wanted: Array | None, one: Callable[..., Any], none: Callable[..., Any],
 
 
 def _unroll(count: int, keep: bool) -> int:
-    """How many chunks the body of a loop takes.
+    """Chunks in the body of a loop: few kept ones need no loop.
 
-    A loop would gather the kept logits in one array, first of zeros: more writes than products.
+    It would gather their logits in one array, which XLA first fills with zeros.
     """
     return count if keep and count <= _UNROLLED else 1
 

@@ -63,6 +63,21 @@ def test_gradients_equal_those_of_the_whole_softmax(most_kept, products, monkeyp
     assert program.count("dot_general") == products
 
 
+@pytest.mark.parametrize(
+    ("most_kept", "unrolled", "loops"), [(1 << 25, 8, 0), (1 << 25, 2, 2), (0, 8, 2)]
+)
+def test_few_kept_chunks_are_in_no_loop(most_kept, unrolled, loops, monkeypatch):
+    """A loop gathers their logits in one array."""
+    monkeypatch.setattr(logprobs, "_KEPT", most_kept)
+    monkeypatch.setattr(logprobs, "_UNROLLED", unrolled)
+
+    def loss(hidden, output):
+        return jnp.sum(token_logprobs(hidden, output, TARGETS, chunk=6)[0])
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(HIDDEN, OUTPUT).as_text()
+    assert program.count("stablehlo.while") == loops
+
+
 def test_only_chunks_with_needed_tokens_are_computed():
     """Two tokens of each sequence at a time: three are needed at most, so two of four chunks."""
     needed = np.array([[0, 0, 1, 0, 1, 1, 0], [0, 0, 0, 0, 0, 0, 1], [0] * 7], bool)
