@@ -93,12 +93,12 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     Reasoning in `<think>` blocks is skipped. The configuration may be YAML or JSON, fenced or
     between prose, in any of these shapes: a mapping from rows (the requested form), the same under
     some other key, a mapping from each parameter name to numbers by row, a list of mappings that
-    name their row (`size: 3`), parameters under a heading for each row, a list for each parameter
-    beside one of the rows (`size: [3, 4]`), or a table of Markdown or commas. Keys may be bold, in
-    backticks, in camel case or a row and its parameter at once (`3.fraction`), `=` may stand for
-    `:`, a row may hold a mapping `params`, and rows and numbers may be followed by a remark in
-    parentheses. Numbers may be written `10%`, `1/5` or `0,25`; remarks may also follow them after
-    `//`, `<-` or a dash.
+    name their row (`size: 3`), parameters under a heading for each row, a list of numbers for each
+    parameter beside a list of the rows (`size: [3, 4]`), or a table of Markdown or commas. Keys may
+    be bold, in backticks, in camel case or a row and its parameter at once (`3.fraction`), `=` may
+    stand for `:`, a row may hold a mapping `params`, and rows and numbers may be followed by a
+    remark in parentheses. Numbers may be written `10%`, `1/5` or `0,25`; remarks may also follow
+    them after `//`, `<-` or a dash.
     A comma separates thousands where a parameter's bounds reach 1000. If nothing else can be read,
     `:` may be missing between a name and its number, and so may the name of an only parameter.
 
@@ -321,9 +321,9 @@ def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block
 
 
 def _lists(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
-    """Fragments of a list for each parameter beside one of the rows, in the order of the text.
+    """Fragments of a list of numbers for each parameter beside a list of the rows, in order.
 
-    A parameter with more or fewer numbers than there are rows is left out.
+    Left out is a parameter with more or fewer numbers than rows, and all if a row is there twice.
     """
     names = _Names(space)
     block, end = _Block(0), 0
@@ -339,15 +339,17 @@ def _lists(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
             waiting.append((name, items))
         else:
             rows = list(map(names.row, items))
-        for name, written in waiting if rows else []:
-            cells = [(row, name) for row in rows if row]
+        if not rows:
+            continue
+        for name, written in waiting:
+            cells = {(row, name): number for row, number in zip(rows, written, strict=False) if row}
             if block.cells.keys() & cells:
                 yield block
                 block = _Block(token.start())
-            if len(written) == len(rows) == len(cells):
-                for cell, number in zip(cells, written, strict=True):
+            if len(cells) == len(rows) == len(written):
+                for cell, number in cells.items():
                     block.add(cell, number, names)
-        waiting = [] if rows else waiting
+        waiting = []
     yield block
 
 
