@@ -6,7 +6,6 @@ import functools
 import json
 from concurrent import futures
 
-import forward_pass
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +20,6 @@ from learner.devices.chips import CHIPS
 from learner.tokens import ThinkingBudget
 from learner.training import lora, metrics
 from learner.training import trainer as trainer_module
-from learner.training.batches.micro_batch import completion_logprobs, pack_sequences
 from learner.training.checkpoints import Checkpoints
 from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
@@ -207,45 +205,6 @@ def test_sampled_logprobs_are_those_of_the_update(run, tiny_params, letter_task)
     assert result.metrics["clip_low"] == result.metrics["clip_high"] == 0
     assert len(result.completions) == len(result.indices) == 16
     assert all(a.num_tokens <= 4 for a in result.completions)
-
-
-def test_answer_logprobs_are_those_of_the_whole_softmax(tiny_model, tiny_params):
-    rng = np.random.default_rng(0)
-
-    def tokens(count):
-        return rng.integers(0, 259, count).tolist()
-
-    prompts = [tokens(n) for n in (3, 9, 5)]
-    completions = [[tokens(n) for n in lengths] for lengths in ((4, 1), (6,), (2, 5, 3))]
-    sequences = pack_sequences(
-        prompts,
-        completions,
-        sequences=4,
-        completions_per_sequence=3,
-        length=16,
-        pad_id=256,
-        prompt_capacity=16,
-    )
-    computed = jax.jit(completion_logprobs, static_argnums=(1, 3, 4, 5))
-    logprobs, entropies = computed(tiny_params, tiny_model, sequences, 6, 0.5, 259)
-    assert logprobs.shape == entropies.shape == (4, 3, 6)
-    forward, positions = jax.jit(forward_pass.logits, static_argnums=1), jnp.arange(16)[None]
-    for i, (prompt, given) in enumerate(zip(prompts, completions, strict=True)):
-        for a, completion in enumerate(given):
-            # Each completion alone with its prompt; what pads it comes later.
-            whole = [*prompt, *completion]
-            alone = jnp.array([whole + [256] * (16 - len(whole))])
-            logits = forward(tiny_params, tiny_model, alone, positions)
-            full = np.asarray(logits[0, : len(whole)], np.float64)[:, :259] / 0.5
-            full -= np.log(np.exp(full).sum(axis=1, keepdims=True))
-            for t, token in enumerate(completion):
-                predicted = full[len(prompt) + t - 1]
-                np.testing.assert_allclose(logprobs[i, a, t], predicted[token], atol=2e-5)
-                np.testing.assert_allclose(
-                    entropies[i, a, t], -(np.exp(predicted) * predicted).sum(), atol=2e-5
-                )
-    assert np.isfinite(logprobs).all()
-    assert np.isfinite(entropies).all()
 
 
 def test_resumed_run_is_bitwise_the_same(

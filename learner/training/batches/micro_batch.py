@@ -89,18 +89,12 @@ def completion_logprobs(
     config: DecoderConfig,
     batch: MicroBatch,
     window: int,
-    temperature: float = 1.0,
-    vocab_size: int | None = None,
-    entropy_gradient: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probabilities of the completion tokens, and entropies where they were predicted.
 
     Args:
       batch: R sequences of A completions.
       window: M, at least the longest completion, its given tokens not counted.
-      temperature: the logits are divided by it, as in sampling.
-      vocab_size: ids from there on, the pad id not among them, are no part of the distribution.
-      entropy_gradient: whether gradients flow through the entropies.
 
     Returns:
       f32[R, A, M] log-probabilities and f32[R, A, M] entropies in nats. Beyond a completion they
@@ -140,9 +134,7 @@ def completion_logprobs(
         jnp.take_along_axis(hidden, source[:, :, None], axis=1),
         model.unembedding(params, config),
         jnp.take_along_axis(batch.tokens, target, axis=1),
-        temperature=temperature,
-        vocab_size=vocab_size,
-        entropy_gradient=entropy_gradient,
+        entropy_gradient=False,
     )
     shape = (count, starts.shape[1], window)
     return logprobs.reshape(shape), entropies.reshape(shape)
