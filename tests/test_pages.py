@@ -97,7 +97,7 @@ def test_the_second_program_learns_its_task():
 @pytest.mark.slow
 def test_the_first_page_writes_a_family_that_is_usable(tmp_path):
     *commands, ring = with_modules(hello()[2]).splitlines()
-    # test_main runs it in small.
+    # Other tests run it in small: `whole_runs.SMALL`.
     assert ring.endswith("-m experiments.main --config=tiny --config.engineer.designer=current")
     for command in commands:
         done = python(*shlex.split(command)[1:], cwd=tmp_path)

@@ -153,6 +153,7 @@ def test_exactly_the_configurations_of_a_space_are_allowed():
             text = tokenizer("single digits").decode(walk(tables, rng, 700, tables.longest))
             config, repairs = project(parse(text, space), space)
             space.check(config)
+            assert changes or text == render_config(config, space)
             told += repairs
         assert bool(told) == changes  # only fractions that had to be rescaled
         assert all("rescaled" in line or "all 0" in line for line in told)

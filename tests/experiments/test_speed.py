@@ -8,6 +8,7 @@ import time
 import venv
 
 import jax
+import micro_model
 import numpy as np
 import pytest
 
@@ -25,14 +26,9 @@ from learner.plan import programs
 from learner.tokens import character_tokenizer
 from runner import Case, Outcome
 
-TINY = dataclasses.replace(
-    sampler.SMALL,
+TINY = micro_model.config(
     vocab_size=256,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
     num_attention_heads=2,
-    num_key_value_heads=2,
     head_dim=16,
     max_position_embeddings=256,
     initializer_range=0.2,
@@ -145,30 +141,15 @@ def test_the_generator_counts_rates_and_outcomes(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     for agents, count in ((2, 128), (3, 64)):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            (line,) = generator.labels(agents, (3,), count, pool).lines
-        (
-            number,
-            size,
-            _,
-            fraction,
-            instances,
-            unsolvable,
-            undecided,
-            _,
-            reached,
-            ours,
-            theirs,
-            ratio,
-            compared,
-            differ,
-        ) = line
-        assert (number, size, instances, undecided) == (agents, 3, count, 0)
-        assert 0 <= unsolvable < 1
-        assert 0 < fraction <= 1
-        assert ratio is None if theirs is None else ratio == pytest.approx(ours / theirs)
-        assert (compared > 0) == (reached > 0) == (theirs is not None)
-        assert compared <= reached <= count
-        assert differ == 0
+            (line,) = lines(generator.labels(agents, (3,), count, pool))
+        assert (line["agents"], line["size"], line["instances"]) == (agents, 3, count)
+        assert line["undecided"] == line["costs that differ"] == 0
+        assert 0 <= line["unsolvable"] < 1
+        assert 0 < line["connected fraction"] <= 1
+        theirs, reached = line["w9-pathfinding CBS, instances/s"], line["w9's instances"]
+        assert line["ratio"] == (theirs and pytest.approx(line["instances/s of these"] / theirs))
+        assert (line["costs compared"] > 0) == (reached > 0) == (theirs is not None)
+        assert line["costs compared"] <= reached <= count
 
 
 def lines(table):

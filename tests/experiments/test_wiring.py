@@ -8,10 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from engineer import context, designers, grammar
+from engineer import designers, grammar
 from engineer.proposal import render_config
 from engineer.reading import Reading
-from engineer.record import RoundRecord, RunRecord
 from experiments.families.demonstrations import random_record
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
@@ -90,21 +89,6 @@ def test_a_lesson_shows_no_outcome_of_the_design_that_it_asks_for(monkeypatch):
         assert next(answers) == render_config(best, family.space)
         assert shown[-1].history == run.history[:index]
         assert shown[-1].round == index
-
-
-def test_no_context_shows_a_failure_of_validation(store):
-    folder = store.round(0)
-    store.write(store.root / "validation" / "instances.jsonl", PROBLEMS)
-    records = [answer(problem["id"], valid=False) for problem in PROBLEMS]
-    store.write(folder / "answers.jsonl", records)
-    store.write(folder / "validation.json", family.breakdown(records).to_dict())
-    store.write(folder / "train_failures.json", [])
-    write_training(store, folder)
-    found = outcomes.round_evidence(store, family, 0)
-    assert [failure.held_out for failure in found.failures] == [True, True]
-    record = RunRecord((RoundRecord(0, family.space.uniform(), found, True),), 1, 3, 1)
-    (message,) = context.compose(context.ContextSpec(examples=9), record, family.texts)
-    assert "Examples of failures in training\n\nnone recorded" in message["content"]
 
 
 def test_the_reward_of_the_last_quarter_is_that_of_the_last_steps(store):

@@ -1,6 +1,6 @@
 """Chunked log-probabilities against the whole array of logits."""
 
-import re
+import math
 
 import chex
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from learner.decoder import logprobs
 from learner.decoder.logprobs import token_logprobs
 from learner.devices import sharding
+from learner.plan.hlo import COLLECTIVES, Module
 
 RNG = np.random.default_rng(0)
 HIDDEN = RNG.normal(size=(3, 7, 5)).astype(np.float32)
@@ -164,31 +165,14 @@ def test_memory_at_the_size_of_qwen3_4b(dtype):
     assert compiled(2 * length) - compiled(length) < 3 * hidden
 
 
-def in_loops(text):
-    """The lines of all computations that a while loop of a compiled program runs."""
-    bodies = {}
-    for block in re.split(r"\n(?=\S)", text):
-        if match := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{", block):
-            bodies[match[1]] = block
-    todo, seen = re.findall(r"body=%?([\w.\-]+)", text), set()
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            todo += [
-                other for other in re.findall(r"%?([\w.\-]+)", bodies[name]) if other in bodies
-            ]
-    return "\n".join(bodies[name] for name in seen)
-
-
 def collectives(text):
-    """(operation, elements) of the collectives in the lines of a compiled program."""
-    found = []
-    pattern = r"= (\(?[a-z].*?) (all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\("
-    for shapes, name in re.findall(pattern, text):
-        for dims in re.findall(r"\w+\[([\d,]*)\]", shapes):
-            found.append((name, int(np.prod([int(n) for n in dims.split(",") if n]))))
-    return found
+    """(operation, elements, how often it runs) of the collectives of a compiled program."""
+    return [
+        (each.opcode.removesuffix("-start"), math.prod(shape.dims), times)
+        for each, times in Module.parse(text).visits()
+        if each.opcode.removesuffix("-start") in COLLECTIVES
+        for shape in each.shapes
+    ]
 
 
 @pytest.mark.parametrize("layout", [(8, 1, 1), (1, 8, 1), (1, 1, 2), (2, 2, 2)])
@@ -216,17 +200,18 @@ def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout, monkeypatch):
     for a, b in zip((*values, *got), (*want_values, *want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=5e-5)
 
-    text = compiled.as_text()
+    found = collectives(compiled.as_text())
     sequences_of_one = sequences // sharding.num_batch_shards(mesh)
     steps = -(-length // max(1, chunk // sequences_of_one))
-    assert re.findall(r"known_trip_count\W+n\W+(\d+)", text) == [str(steps)] * 2
+    visits = Module.parse(compiled.as_text()).visits()
+    assert [each.iterations for each, _ in visits if each.opcode == "while"] == [steps] * 2
     # In the loops only what belongs to a chunk's tokens: hidden states, statistics, gradients.
     allowed = sequences_of_one * max(1, chunk // sequences_of_one) * width * layout[1]
-    assert all(size <= allowed for _, size in collectives(in_loops(text)))
+    assert all(size <= allowed for _, size, times in found if times > 1)
     # No device gets more than its part of the matrix; the gradient is summed once.
     part = width * vocab // layout[1] // layout[2]
-    assert all(size <= max(part, allowed) for _, size in collectives(text))
-    sums = [name for name, size in collectives(text) if name == "all-reduce" and size >= part]
+    assert all(size <= max(part, allowed) for _, size, _ in found)
+    sums = [name for name, size, _ in found if name == "all-reduce" and size >= part]
     assert len(sums) == (layout[0] > 1)
 
 

@@ -95,57 +95,50 @@ def joint_optimum(blocked, starts, goals):
 
 def makespan_optimum(blocked, starts, goals):
     """Smallest makespan of any number of agents by breadth-first search over joint cells."""
-    size = len(blocked)
+    under_way = (False,) * len(starts)
     frontier, seen, time = {tuple(starts)}, {tuple(starts)}, 0
-    while frontier:
-        if tuple(goals) in frontier:
-            return time
-        following = set()
-        for cells in frontier:
-            moves = [
-                [
-                    (r + dr, c + dc)
-                    for dr, dc in STEPS
-                    if 0 <= r + dr < size and 0 <= c + dc < size and not blocked[r + dr][c + dc]
-                ]
-                for r, c in cells
-            ]
-            for joint in itertools.product(*moves):
-                if len(set(joint)) == len(joint) and not any(
-                    joint[i] == cells[j] and joint[j] == cells[i]
-                    for i, j in itertools.combinations(range(len(cells)), 2)
-                ):
-                    following.add(joint)
-        frontier = following - seen
+    while frontier and tuple(goals) not in frontier:
+        moves = (_joint_moves(blocked, goals, cells, under_way) for cells in frontier)
+        frontier = {after for after, *_ in itertools.chain.from_iterable(moves)} - seen
         seen |= frontier
         time += 1
-    return None
+    return time if frontier else None
 
 
-def failed_checks(blocked, starts, goals, size, path):
-    """Names of broken rules of a plan (list of joint cells); the empty set means valid."""
-    failed = set()
-    if list(path[0]) != list(starts):
-        failed.add("starts_correct")
-    if list(path[-1]) != list(goals):
-        failed.add("goals_reached")
+def violations(blocked, starts, goals, size, path):
+    """(time, agent, kind) of every broken rule, read off the plan step by step."""
     for time, cells in enumerate(path):
-        for row, column in cells:
-            if not (0 <= row < size and 0 <= column < size):
-                failed.add("in_bounds")
-            elif blocked[row][column]:
-                failed.add("no_holes")
-        if len(set(cells)) < len(cells):
-            failed.add("conflict_free")
-        if time:
-            before = path[time - 1]
-            for i in range(len(cells)):
-                if abs(cells[i][0] - before[i][0]) + abs(cells[i][1] - before[i][1]) > 1:
-                    failed.add("legal_moves")
-                for j in range(len(cells)):
-                    if i != j and cells[i] == before[j] and cells[j] == before[i]:
-                        failed.add("conflict_free")
-    return failed
+        before = path[max(time - 1, 0)]
+        for agent, (old, new) in enumerate(zip(before, cells, strict=True)):
+            others = [i for i in range(len(cells)) if i != agent]
+            inside = 0 <= new[0] < size and 0 <= new[1] < size
+            broken = {
+                "ILLEGAL_MOVE": abs(old[0] - new[0]) + abs(old[1] - new[1]) > 1,
+                "OUT_OF_BOUNDS": not inside,
+                "HOLE": inside and blocked[new[0]][new[1]],
+                "VERTEX": any(cells[i] == new for i in others),
+                "SWAP": old != new and any(cells[i] == old and before[i] == new for i in others),
+                "WRONG_START": time == 0 and new != starts[agent],
+                "GOAL_MISSED": time == len(path) - 1 and new != goals[agent],
+            }
+            yield from ((time, agent, kind) for kind, is_broken in broken.items() if is_broken)
+
+
+#: The check that each broken rule fails.
+CHECK_OF = {
+    "ILLEGAL_MOVE": "legal_moves",
+    "OUT_OF_BOUNDS": "in_bounds",
+    "HOLE": "no_holes",
+    "VERTEX": "conflict_free",
+    "SWAP": "conflict_free",
+    "WRONG_START": "starts_correct",
+    "GOAL_MISSED": "goals_reached",
+}
+
+
+def failed_checks(*plan):
+    """Names of checks that a plan (list of joint cells) fails; the empty set means valid."""
+    return {CHECK_OF[kind] for _, _, kind in violations(*plan)}
 
 
 def sum_of_costs(goals, path):
