@@ -26,7 +26,7 @@ _NEAR = 0.05  # Part of the width of its bounds by which a column may miss them,
 
 _DECIMAL = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _NUMBER = re.compile(
-    rf"(?P<whole>{_DECIMAL}) ?(?:(?P<percent>%)|/ ?(?P<part>[0-9]+))?"
+    rf"(?P<whole>{_DECIMAL}) ?(?:(?P<percent>%|percent\b)|/ ?(?P<part>[0-9]+))?"
     r"(?:[ \t]+(?:\(|//|<|\u2190|[-\u2013\u2014]+[ \t]?[A-Za-z]).*)?"  # A remark.
 )
 _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]{1,3}),([0-9]{1,6})")
@@ -41,8 +41,10 @@ _MARKS = str.maketrans(
     | dict.fromkeys("\u2018\u2019", "'")
 )
 _EMPHASIS = re.compile(r"\*\*|(?<!`)`(?!`)")
+_THOUGHT = re.compile(r"<(/?)(?:think(?:ing)?|reasoning)>", re.IGNORECASE)
 _COMMENT = re.compile(
-    r"(?<![^\s,{}\[\]])//[^\n]*|/\*[^\n*]{0,200}\*/|"
+    r"(?<![^\s,{}\[\]])//[^\n]*|/\*[^\n*]{0,200}\*/|(?<=[}\d%])[ \t]{1,80}\#[^\n]*|"
+    r"(?<=\})[ \t]{0,8}\([^()\n]{0,200}\)|"
     r"^[ \t]{0,80}(?:reason(?:ing)?|rationale|explanation|justification|why|notes?|comments?):"
     r"[^\n{}]*$",
     re.MULTILINE | re.IGNORECASE,
@@ -52,6 +54,15 @@ _WRAPPERS = ("params", "parameters", "config", "configuration", "settings", "val
 """Keys between a row and its parameters."""
 _BULLET = re.compile(r"^([ \t]{0,80})[*+\u2022](?=[ \t])", re.MULTILINE)
 _RULE = re.compile(r"[-: ]*")
+_PAST = re.compile(
+    r"\b(?:previous|prior|old|original|last round|changes?|deltas?|differences?)\b", re.IGNORECASE
+)
+_PRESENT = re.compile(r"\b(?:new|next|final|now|proposed|updated|revised)\b", re.IGNORECASE)
+_ANNOUNCED = re.compile(
+    r"^[^\w\n]{0,20}(?:the )?(?:new|next|final|proposed|updated|revised)"
+    r"(?: (?:configuration|config|design|environment|settings|values|answer))?[^\w\n]{0,20}$",
+    re.MULTILINE | re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,26 +101,31 @@ TRIGGER = "\nConfiguration:\n"
 def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal | Unreadable:
     """Reads the last complete configuration of an answer.
 
-    Reasoning in `<think>` blocks is skipped. The configuration may be YAML or JSON, fenced or
-    between prose, in any of these shapes: a mapping from rows (the requested form), the same under
-    some other key, a mapping from each parameter name to numbers by row, a list of mappings that
-    name their row (`size: 3`), parameters under a heading for each row, a list of numbers for each
-    parameter beside a list of the rows (`size: [3, 4]`), or a table of Markdown or commas. Keys may
-    be bold, in backticks, in camel case or a row and its parameter at once (`3.fraction`), `=` may
-    stand for `:`, a row may hold a mapping `params`, and rows and numbers may be followed by a
-    remark in parentheses. Numbers may be written `10%`, `1/5` or `0,25`; remarks may also follow
-    them after `//`, `<-` or a dash.
-    A comma separates thousands where a parameter's bounds reach 1000. If nothing else can be read,
-    `:` may be missing between a name and its number, and so may the name of an only parameter.
+    Reasoning in blocks of `<think>`, `<thinking>` or `<reasoning>` is skipped. The configuration
+    may be YAML or JSON, fenced or between prose, in any of these shapes: a mapping from rows (the
+    requested form), the same under some other key, a mapping from each parameter name to numbers by
+    row, a list of mappings that name their row (`size: 3`), parameters under a heading for each
+    row, a list of numbers for each parameter beside a list of the rows (`size: [3, 4]`), or a table
+    of Markdown or commas. Keys may be bold, in backticks, in camel case or a row and its parameter
+    at once (`3.fraction`), `=` may stand for `:`, a row may hold a mapping `params`, and rows and
+    numbers may be followed by a remark in parentheses. Numbers may be written `10%`, `1/5` or
+    `0,25`; remarks may also follow them after `//`, `<-` or a dash. A comma separates thousands
+    where a parameter's bounds reach 1000. If nothing else can be read, `:` may be missing between a
+    name and its number, and so may the name of an only parameter.
 
     A fragment ends at prose or at a number that it already has. Fragments belong together until
     one repeats a number of those before it. A configuration is readable if it is complete: nothing
     missing is ever guessed. One that follows is a remark if it has at most half of the numbers, or
-    else an incomplete design, and then the answer is unreadable. So it is if all numbers of a
-    parameter but the fraction miss their bounds by more than rounding and more than a twentieth of
-    their width, or if all but its zeros miss them by more than their width. Where at least one
-    misses them by so much and all fit as percentages, they are divided by 100 with a note. (Single
-    numbers, and columns nearer to their bounds, are for `project` to clip.)
+    else an incomplete design, and then the answer is unreadable. So it is if the line that opens
+    the last of several complete ones calls it an earlier one, or if a line after the last complete
+    one announces another ("New configuration:").
+
+    The answer is also unreadable if a fraction is negative, as changes are, or if no number of
+    another parameter is near its bounds: all miss them by more than rounding and a twentieth of
+    their width, or all but zeros by more than their width. But if at least one misses them by more
+    than their width and all fit as percentages, they are divided by 100, with a note; so are those
+    that stand beside fractions with a sum of 100. (Single numbers, and columns nearer to their
+    bounds, are for `project` to clip.)
 
     Args:
       text: the answer; any text.
@@ -118,7 +134,7 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
         what precedes it is the explanation.
     """
     # Cut to the tail first, so that nothing below sees a huge text.
-    visible, opened, _ = text.rpartition("</think>")[2].partition("<think>")
+    visible, opened = _after_reasoning(text)
     if opened and not visible.strip():
         return Unreadable("the answer ends within its reasoning")
     before, _, after = visible.rpartition(trigger) if trigger else ("", "", visible)
@@ -139,6 +155,10 @@ def parse(text: str, space: ConfigurationSpace, trigger: str = "") -> Proposal |
     designs = list(_designs(readable, cells))
     substantial = (one for one in designs if 2 * len(cells & one.cells.keys()) > len(cells))
     last = next(substantial, designs[0])
+    if len([one for one in designs if cells <= one.cells.keys()]) > 1 and _is_past(visible, last):
+        return Unreadable("a design, then one that is called an earlier one")
+    if _ANNOUNCED.search(visible[last.start :].partition("\n")[2]):
+        return Unreadable("another design is announced after the last one that can be read")
     if missing := [cell for cell in space.cells if cell not in last.cells]:
         named = [f"{space.label} {row} {name}" for row, name in missing[:4]]
         more = ["..."] if len(missing) > 4 else []
@@ -169,6 +189,21 @@ class _Block:
             self.cells[cell] = number
 
 
+def _after_reasoning(text: str) -> tuple[str, bool]:
+    """What follows the last end of a thought, up to the next one, and whether there is a next."""
+    tags = list(_THOUGHT.finditer(text))
+    end = max((tag.end() for tag in tags if tag[1]), default=0)
+    begin = next((tag.start() for tag in tags if tag.start() >= end), None)
+    return text[end:begin], begin is not None
+
+
+def _is_past(text: str, design: _Block) -> bool:
+    """Whether the line or key that opens a design calls it an earlier one, or changes."""
+    line = text[: design.start].rpartition("}")[2].rstrip("\n\"'`, ").rpartition("\n")[2][-120:]
+    opening = line + text[design.start : design.start + 40].partition(":")[0]
+    return bool(_PAST.search(opening)) and not _PRESENT.search(opening)
+
+
 def _read(text: str, space: ConfigurationSpace, bare: bool = False) -> list[_Block]:
     """Fragments with a number of the space, in the order of the text; see `_blocks`."""
     fragments = [*_blocks(text, space, bare), *_lists(text, space), *_tables(text, space)]
@@ -195,7 +230,10 @@ def _designs(fragments: Sequence[_Block], cells: Set[Cell]) -> Iterator[_Block]:
 
 
 def _misread(design: _Block, name: str, space: ConfigurationSpace) -> str:
-    """Why a column cannot be meant as it is, if it cannot; percentages are divided by 100."""
+    """The reason why a column cannot be meant as it is, empty if it can.
+
+    Divides a column of percentages by 100, with a note.
+    """
     bounds = {row: space.bounds(row, name) for row in space.rows}
     width = max(high - low for low, high in bounds.values())
     rounding = max(_NEAR * width, 0.5 * 10.0 ** -space.parameter(name).decimals)
@@ -206,17 +244,22 @@ def _misread(design: _Block, name: str, space: ConfigurationSpace) -> str:
 
     cells = {row: design.cells[row, name] for row in space.rows}
     column = {row: value for row, value in cells.items() if value}
-    if name == space.fraction_parameter or not column:
+    if name == space.fraction_parameter:
+        least = min(cells.values())
+        return f"{name}: {_short(least)} is negative, as changes are" if least < -rounding else ""
+    if not column:
         return ""
     far = [outside(row, value, width) for row, value in column.items()]
-    if not all(far) and not all(outside(row, value, rounding) for row, value in cells.items()):
-        return ""
+    out = all(far) or all(outside(row, value, rounding) for row, value in cells.items())
+    total = math.fsum(design.cells[row, space.fraction_parameter] for row in space.rows)
     ratios = any(far) and all(high <= 1 for _, high in bounds.values())
-    if ratios and all(1 <= v <= 100 and not outside(r, v / 100, width) for r, v in column.items()):
+    fit = all(1 <= v <= 100 and not outside(r, v / 100, width) for r, v in column.items())
+    if ratios and fit and (out or abs(total - 100) <= 1):
         design.cells |= {(row, name): value / 100 for row, value in column.items()}
         design.notes.append(f"{name}: read as percentages")
         return ""
-    return f"{name}: no number is near its bounds, such as {_short(next(iter(column.values())))}"
+    such = _short(next(iter(column.values())))
+    return f"{name}: no number is near its bounds, such as {such}" if out else ""
 
 
 def _plain(text: str) -> str:
@@ -242,6 +285,8 @@ class _Names:
         self._rows = {_folded(name): name for name in space.rows}
         joined = {_folded(name).replace("_", ""): name for name in space.names}
         self._parameters = joined | {_folded(name): name for name in space.names}
+        self._parameter = re.compile(_words(space.names, joined=True), re.IGNORECASE)
+        self._labels = {_folded(key) for key in (space.label, *space.row_keys)}
         self._numbered = {str(int(row)): row for row in space.rows if row.isdecimal()}
         highest = {
             name: max(space.bounds(row, name)[1] for row in space.rows) for name in space.names
@@ -262,6 +307,14 @@ class _Names:
         """The name of a parameter."""
         return self._parameters.get(_folded(key.strip("\"'")))
 
+    def mentions(self, key: str) -> bool:
+        """Whether a parameter's name is a part of a key."""
+        return self._parameter.search(key) is not None
+
+    def is_label(self, key: str) -> bool:
+        """Whether a key stands for the row in a mapping or a table."""
+        return _folded(key) in self._labels
+
 
 def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block]:
     """Fragments of mappings, in the order of the text.
@@ -281,7 +334,7 @@ def _blocks(text: str, space: ConfigurationSpace, bare: bool) -> Iterator[_Block
     for token in _patterns(space)[0].finditer(text):
         value = token["value"]
         found: list[tuple[str | None, str, str]] = []
-        heading = token["heading"] or (value is None and token["row"])
+        heading = token["heading"] or token["titled"] or (value is None and token["row"])
         named_mapping = heading or token["row"] or token["parameter"] or token["own"]
         wrapped = opened and token["wrapper"] and value is None  # The mapping of a row holds one.
         new_mapping = value is None and not (named_mapping or token["comment"] or wrapped)
@@ -356,31 +409,39 @@ def _lists(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
 def _tables(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
     """The tables, in the order of the text: lines of cells between `|`, commas or tabs.
 
-    The first line names the parameters (or rows) of its columns, the first cell of every other
-    line its row (or parameter).
+    The first line names the parameters (or rows) of its columns, "(%)" behind those of percentages.
+    In every other line, the cell below the label of rows, or else the first one, names the row (or
+    parameter). A table is none if a column names a parameter and says more, such as "new".
     """
     names = _Names(space)
     block: _Block | None = None
-    columns: list[tuple[str | None, str | None]] = []
-    start = 0
+    columns: list[tuple[str | None, str | None, str]] = []
+    start = at_label = 0
     for line in text.splitlines(keepends=True):
         separator = next((mark for mark in "|\t" if mark in line), ",")
         written = line.strip().removeprefix("|").removesuffix("|").split(separator, _MOST_COLUMNS)
-        first, *rest = [cell.strip(" \"'") for cell in written]
+        cells = [cell.strip(" \"'") for cell in written]
+        labels = [i for i, cell in enumerate(cells) if names.is_label(cell)]
+        at_label = labels[0] if labels else at_label if block else 0
+        first = cells.pop(at_label) if at_label < len(cells) else ""
         row, parameter = names.row(first), names.parameter(first)
-        heads = [(names.row(cell), names.parameter(cell)) for cell in rest]
+        plain = [cell.removesuffix("(%)").rstrip() for cell in cells]
+        heads = [(names.row(cell), names.parameter(cell)) for cell in plain]
         if block is not None and (row or parameter):
-            for (of_row, of_parameter), cell in zip(columns, rest, strict=False):
+            for (of_row, of_parameter, unit), cell in zip(columns, cells, strict=False):
                 at = (row or of_row, parameter or of_parameter)
                 if at in block.cells:
                     yield block
                     block = _Block(start)
                 if at[0] and at[1]:
-                    block.add((at[0], at[1]), cell, names)
+                    block.add((at[0], at[1]), cell.removesuffix(unit) + unit, names)
         elif any(map(any, heads)):
             if block is not None:
                 yield block
-            block, columns = _Block(start), heads
+            both = list(zip(heads, plain, cells, strict=True))
+            more = any(names.mentions(cell) and not any(head) for head, cell, _ in both)
+            block = None if more else _Block(start)
+            columns = [(*head, "%" * (cell != written)) for head, cell, written in both]
         elif block is not None and not all(map(_RULE.fullmatch, written)):
             yield block
             block = None
@@ -403,7 +464,7 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     any_row = rf"(?:{label}[ _]?)?({row}){space.row_suffix}"
     remark = r"(?:[ \t]{0,4}\([^()\n]{0,40}\))?"
     names = _words(space.names, joined=True)
-    colon = r"[\"']?[ \t]{0,8}:"
+    colon = r"[\"']?\]?[ \t]{0,8}:"
     key = (
         rf"(?P<row>{any_row}){remark}|(?P<parameter>{names})|(?P<of>{any_row})[._](?P<own>{names})"
         rf"|(?P<label>(?:row_)?{label}|{_words([*space.row_keys, 'name'])})"
@@ -415,11 +476,17 @@ def _patterns(space: ConfigurationSpace) -> tuple[re.Pattern[str], re.Pattern[st
     heading = (
         rf"^[ \t]{{0,8}}(?:\#{{2,6}}[ \t]{{1,4}}|\[(?:\w{{1,20}}\.)?)?(?P<heading>{any_row})\]?"
         rf"{remark}:?[ \t]{{0,8}}$(?!\s{{0,80}}[{{\[])"
+        rf"|^[ \t]{{0,8}}\#{{2,6}}[ \t]{{1,4}}"
+        rf"(?P<titled>(?:{label})[ _](?:{row}){space.row_suffix})"
+        r"[ \t]{0,4}[:\u2014\u2013-][^\n{}]{0,80}$"
     )
     comma = (
         r"[0-9]{1,3}(?:(?:,[0-9]{3}){1,4}(?:\.[0-9]{1,6})?|,[0-9]{1,6})(?![\w.]|[\"']?[ \t]{0,8}:)"
     )
-    value = rf"\"[^\"\n]{{0,600}}\"|'[^'\n]{{0,80}}'|\[[^\[\]{{}}\n]{{0,80}}\]|{comma}|{word}{more}"
+    value = (
+        rf"\"[^\"\n]{{0,600}}\"|'[^'\n]{{0,80}}'|\[[^\[\]{{}}\n]{{0,80}}\]"
+        rf"|{word}[ \t]{{1,4}}\([^()\n{{}}]{{1,90}}\)|{comma}|{word}{more}"
+    )
     token = (
         rf"{heading}|"
         r"(?P<bracket>[{}\[\]]|(?<!\S)-(?=\s))|(?P<comment>\#[^\n{}]{0,200}$)"
@@ -461,7 +528,7 @@ def _folded(key: str) -> str:
 
 
 def _number(written: str, thousands: bool) -> float | None:
-    text = written.strip("\"' ")
+    text = written.strip("\"' ").removesuffix(".")
     if thousands and (grouped := _THOUSANDS.fullmatch(text)):
         text = grouped[1].replace(",", "") + grouped[2]
     elif comma := _DECIMAL_COMMA.fullmatch(text):
