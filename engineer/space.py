@@ -162,7 +162,7 @@ class ConfigurationSpace:
     Attributes:
       label: what a row is called, in texts and in JSON ("size").
       rows: names of the rows, ascending if they are whole numbers.
-      parameters: the columns.
+      parameters: the columns; none has the name of a row.
       fraction_parameter: the column that divides the training set over the rows: fractions with sum
         1 and bounds (0, 1).
       row_keys: keys besides the label and "name" under which a mapping in an answer may name its
@@ -183,13 +183,18 @@ class ConfigurationSpace:
             raise ValueError(f"rows={self.rows!r}: names are needed, such as ('3', '4')")
         object.__setattr__(self, "rows", tuple(self.rows))
         object.__setattr__(self, "parameters", tuple(self.parameters))
-        for kind, values in (("rows", self.rows), ("parameters", self.names)):
-            folded = [value.lower() for value in values]
-            if not values or len(set(folded)) != len(values):
-                raise ValueError(f"{kind}={values}: distinct names, at least one, are needed")
         for row in (*self.rows, self.label):
             if not _NAME.fullmatch(row):
                 raise ValueError(f"name={row!r}: letters, digits and underscores are allowed")
+        rows, names = (  # As designs are read: 01 is the number 1.
+            [str(int(name)) if name.isdecimal() else name.lower() for name in kind]
+            for kind in (self.rows, self.names)
+        )
+        for kind, values, read in (("rows", self.rows, rows), ("parameters", self.names, names)):
+            if not values or len(set(read)) != len(values):
+                raise ValueError(f"{kind}={values}: distinct names, at least one, are needed")
+        if shared := set(rows) & set(names):
+            raise ValueError(f"rows={self.rows}: {sorted(shared)} cannot be parameters as well")
         if self.rows != ordered_rows(self.rows):
             raise ValueError(f"rows={self.rows}: whole numbers must be ascending")
         for parameter in self.parameters:

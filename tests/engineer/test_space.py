@@ -59,6 +59,8 @@ def test_bad_spaces_are_refused():
     for arguments, message in (
         (("topic", (), one), "rows"),
         (("topic", ("a", "A"), one), "rows"),
+        (("size", ("01", "1"), one), r"rows=\('01', '1'\): distinct names"),
+        (("topic", ("xy", "X"), one), r"rows=\('xy', 'X'\): \['x'\] cannot be parameters"),
         (("size", ("4", "3"), one), "ascending"),
         (("size", (3, 4), one), r"rows=\(3, 4\): names are needed"),
         (("size", "34", one), "rows='34': names are needed"),
