@@ -6,6 +6,7 @@ their evidence alone, so that what it reads can be measured before a run relies 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, get_args
 
@@ -91,9 +92,9 @@ def question(
     """
     rng = np.random.default_rng(seed)
     if control == "names":
-        letters = rng.permutation(list(_LETTERS))[: len(space.rows)].tolist()
-        record = with_rows_renamed(record, dict(zip(space.rows, letters, strict=True)), True)
-        space = dataclasses.replace(space, rows=tuple(letters))
+        names = rng.permutation(_row_names(space))[: len(space.rows)].tolist()
+        record = with_rows_renamed(record, dict(zip(space.rows, names, strict=True)), True)
+        space = dataclasses.replace(space, rows=tuple(names))
     matching = render_config(rule(record, space, seed).config, space)
     for _ in range(_PERMUTATIONS):
         other = with_rows_renamed(record, exchanged(space, rng))
@@ -107,6 +108,14 @@ def question(
         order = rng.permutation(len(space.rows)).tolist()
         first, second = (_reordered(chat, family.label, order) for chat in (first, second))
     return Question((first, second), (matching, answer))
+
+
+def _row_names(space: ConfigurationSpace) -> list[str]:
+    """At least 26 names that no parameter has: a to z, and where these are too few aa, ab, ..."""
+    words = (word for n in itertools.count(1) for word in itertools.product(_LETTERS, repeat=n))
+    taken = {name.lower() for name in space.names}
+    free = (name for name in map("".join, words) if name not in taken)
+    return list(itertools.islice(free, max(len(_LETTERS), len(space.rows))))
 
 
 def _reordered(chat: Sequence[Message], label: str, order: Sequence[int]) -> list[Message]:

@@ -8,6 +8,8 @@ from engineer import reading
 from engineer.context import VARIANTS
 from engineer.curricula import BY_RULE
 from engineer.reading import CONTROLS, Reading
+from engineer.space import ConfigurationSpace, Parameter
+from engineer.texts import plain_texts
 from experiments.families.demonstrations import random_record
 from experiments.families.template import family
 
@@ -96,6 +98,16 @@ def test_contexts_differ_in_the_outcomes_of_rows_alone():
     lines = [one.contexts[0][0]["content"].splitlines() for one in (plain, other)]
     assert lines[0] != lines[1]
     assert sorted(lines[0]) == sorted(lines[1])
+
+
+def test_names_of_rows_suffice_and_are_none_of_a_parameter():
+    rows = tuple(map(str, range(30)))
+    space = ConfigurationSpace("topic", rows, (Parameter("x"),), "x")
+    texts = plain_texts(space, "to learn", ("right",))
+    run = random_record(0, space, texts)
+    one = reading.question(run, space, texts, VARIANTS["V1"], RULE, 0, "names")
+    names = {*"abcdefghijklmnopqrstuvwyz", "aa", "ab", "ac", "ad", "ae"}
+    assert set(re.findall(r"^\w+", one.answers[0], re.M)) == names
 
 
 def test_there_is_no_question_about_a_rule_that_reads_nothing():
