@@ -226,7 +226,8 @@ def _verify(args: argparse.Namespace) -> None:
             yield fields | {"gap": _gap(entry, fields["plan_cost"])}
 
     entries = (dataclasses.replace(e, plan=_plan(e, args.text)) for e in _entries(args))
-    counts: collections.Counter[str] = collections.Counter()
+    # Without the zeros the first update would store truth values.
+    counts = collections.Counter(plans=0, valid=0, known=0, optimal=0)
     for record in _write_with(args, entries, verified):
         known = formats.optimum_from_record(record, args.input) is not None
         counts.update(plans=1, valid=record["valid"], known=known, optimal=record["gap"] == 0)

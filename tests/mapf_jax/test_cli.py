@@ -148,6 +148,8 @@ def test_verify_says_what_went_wrong(tmp_path, capsys):
     assert not half["checks"]["agent_count"]
     assert not none["checks"]["parsable"]
     assert none["note"] == "kept"
+    status, _, err = run(capsys, "verify", write(path, good))
+    assert (status, err) == (0, "1 plans, 1 valid, 0 of 0 with a known optimum optimal\n")
 
 
 def test_verify_reads_answers_in_text(tmp_path, capsys):
