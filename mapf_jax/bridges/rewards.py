@@ -52,8 +52,9 @@ def score(
       the optimal cost) and `num_tokens`.
 
     Raises:
-      ValueError: a record is not an instance or lacks its optimal cost; the message names its id,
-        or its place where it has none, and the field.
+      ValueError: a record is not an instance or lacks its optimal cost, or a valid answer costs
+        less, which proves the record wrong, whatever wrote the answer; the message names its id, or
+        its place where it has none, and the field.
     """
     names = [str(record.get("id", f"record {i}")) for i, record in enumerate(records)]
     optimum = np.empty(len(records), np.int64)
@@ -68,6 +69,12 @@ def score(
     batch = stack_padded(instances, WIDTHS)
     verdict = formats.verify_in_blocks(batch, plans_from_texts(texts, batch.starts.shape[-2]))
     gap = np.where(verdict.valid, np.asarray(verdict.cost) - optimum, INFINITE_COST)
+    if (gap < 0).any():
+        i = int(np.argmin(gap))
+        raise ValueError(
+            f"{names[i]}: cost: {optimum[i]} is stored as the optimum, but an answer is valid and "
+            f"costs {verdict.cost[i]}"
+        )
     verdict = dataclasses.replace(verdict, gap=gap)
     rewards = answer_rewards(verdict, optimum, np.asarray(num_tokens), short_fraction, config)
     return {
@@ -116,7 +123,8 @@ class MapfReward:
           **columns: the data set's columns, N values each; others are ignored.
 
         Raises:
-          ValueError: a column is missing or does not hold an instance with its optimum.
+          ValueError: a column is missing or does not hold an instance with its optimum; a valid
+            completion that costs less proves that.
         """
         missing = [field for field in FIELDS if field not in columns]
         if missing:
@@ -194,7 +202,8 @@ def compute_scores(
       For each answer `score`, `acc` (it is valid) and the parts of the score by name.
 
     Raises:
-      ValueError: a ground truth is not an instance with its optimum.
+      ValueError: a ground truth is not an instance with its optimum; a valid answer that costs less
+        proves that.
     """
     records = [json.loads(truth) if isinstance(truth, str) else truth for truth in ground_truths]
     num_tokens = [0] * len(records)

@@ -149,6 +149,10 @@ def test_scores_against_the_formula(rows):
     for i in range(0, len(texts), 5):
         alone = bridge.score(records[i : i + 1], texts[i : i + 1], [tokens[i]], 0.7, CONFIG)
         assert {n: c[0] for n, c in alone.items()} == {n: c[i] for n, c in scores.items()}
+    wrong = [*records[:4], {**records[4], "cost": records[4]["cost"] + 1}]
+    told = rf"{wrong[4]['id']}: cost: {wrong[4]['cost']} is stored as the optimum, but .* costs "
+    with pytest.raises(ValueError, match=f"{told}{records[4]['cost']}"):
+        bridge.score(wrong, texts[:5], tokens[:5], 0.7, CONFIG)
 
 
 def test_text_of_completions():
