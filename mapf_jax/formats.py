@@ -167,12 +167,13 @@ def paths_from_record(record: Mapping[str, Any], name: str) -> np.ndarray:
 
 
 def optimum_from_record(record: Mapping[str, Any], name: str) -> int | None:
-    """The stored optimal sum of costs of a record, None if there is none.
+    """The stored optimal sum of costs of a record, None if there is none or status is `feasible`.
 
     Raises:
-      ValueError: as `instance_from_record`.
+      ValueError: the cost is no integer from 0 up, or does not go with the status; the message
+        names the record and the field.
     """
-    known = record.get("cost") is not None and record.get("status") != "feasible"
+    known = record.get("cost") is not None and _status(record, name, ("cost",)) == Status.OPTIMAL
     return _integer(record, "cost", name) if known else None
 
 
@@ -299,9 +300,9 @@ def _check_labels(
             raise ValueError(f"{name}: needs_wait: true is stored, but no agent waits in the paths")
 
 
-def _status(record: Mapping[str, Any], name: str) -> Status | None:
-    """The status that a record claims, None if it has neither a status nor a label."""
-    present = [field for field in _LABELS if record.get(field) is not None]
+def _status(record: Mapping[str, Any], name: str, labels: Sequence[str] = _LABELS) -> Status | None:
+    """The status that a record claims, None if it has neither a status nor one of the labels."""
+    present = [field for field in labels if record.get(field) is not None]
     stated = record.get("status")
     if stated is None and not present:
         return None
@@ -309,8 +310,8 @@ def _status(record: Mapping[str, Any], name: str) -> Status | None:
     status = Status.OPTIMAL if stated is None else allowed.get(str(stated))
     if status is None:
         raise ValueError(f"{name}: status: {stated!r} is not allowed, only {', '.join(allowed)}")
-    for field in _KNOWN[status]:
-        if field not in present:
+    for field in labels:
+        if field in _KNOWN[status] and field not in present:
             beside = ", ".join(present) or "status"
             raise ValueError(f"{name}: {field}: missing beside {beside}")
     for field in present:

@@ -85,6 +85,12 @@ def test_a_plan_that_is_not_proven_is_not_the_optimum():
     assert formats.to_record(batch[0], "a") == record | {"needs_wait": None}
     assert formats.optimum_from_record(record, "a") is None
     assert formats.optimum_from_record(RECORD, "a") == 5
+    for status, message in (
+        ("Feasible", "a: status: 'Feasible' is not allowed"),
+        ("unknown", "a: cost: not allowed where the status is 'unknown'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            formats.optimum_from_record(record | {"status": status}, "a")
 
 
 def changed(**fields):
