@@ -175,6 +175,8 @@ def _generate(args: argparse.Namespace) -> None:
         hole_ratio = 0.2 if args.hole_ratio is None else args.hole_ratio
         wait_ratio = 0.5 if args.wait_ratio is None else args.wait_ratio
         config = EnvironmentConfig.uniform(args.sizes or range(3, 11), hole_ratio, wait_ratio)
+    if args.report is not None:  # A folder that cannot be made fails before the work.
+        args.report.parent.mkdir(parents=True, exist_ok=True)
     with _output(args.out) as out:
         if args.benchmark:
             from mapf_jax import benchmark

@@ -40,7 +40,7 @@ def test_version(capsys):
 
 
 def test_generate_then_verify_then_solve(tmp_path, capsys):
-    made, report = tmp_path / "out" / "made.jsonl", tmp_path / "report.json"
+    made, report = tmp_path / "out" / "made.jsonl", tmp_path / "asked" / "report.json"
     options = ["--sizes", "3,5", "--hole-ratio", "0.2", "--wait-ratio", "0.5", "--seed", "7"]
     options += ["--num-instances", "8", "--report", report]
     status, out, err = run(capsys, "generate", *options, "--out", made)
@@ -274,6 +274,7 @@ def test_files_that_cannot_be_used(tmp_path, capsys):
         (["solve", tmp_path / "none"], f"{tmp_path}/none: No such file or directory"),
         (["solve", tmp_path], f"{tmp_path}: Is a directory"),
         (["solve", path, "--out", path], f"--out={path}: the input cannot be the output"),
+        (["generate", "--report", path / "x"], f"{path}: File exists"),
         (["generate", "--sizes", "2"], "sizes: 2 is not allowed, only 3 to 32"),
         (["generate", "--hole-ratio", "1.5"], "hole_ratio of size 3: 1.5 is outside [0, 1]"),
     ):
