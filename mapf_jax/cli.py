@@ -419,26 +419,36 @@ def _print_report(report: GenerationReport, path: Path | None) -> None:
 # Options
 
 
+def _integer(text: str, allowed: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        told = f"{reprlib.repr(text)} is not an integer {allowed}"
+        raise argparse.ArgumentTypeError(told) from None
+
+
 def _count(text: str) -> int:
-    if int(text) < 1:
+    if (count := _integer(text, "from 1 up")) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return int(text)
+    return count
 
 
 def _seed(text: str) -> int:
-    if not 0 <= int(text) < 1 << 32:  # JAX reads the last 32 bits alone.
-        raise argparse.ArgumentTypeError("allowed are integers from 0 to 2**32 - 1")
-    return int(text)
+    allowed = "from 0 to 2**32 - 1"  # JAX reads the last 32 bits alone.
+    if not 0 <= (seed := _integer(text, allowed)) < 1 << 32:
+        raise argparse.ArgumentTypeError(f"allowed are integers {allowed}")
+    return seed
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     sizes: set[int] = set()
+    allowed = f"{MIN_SIZE} to {MAX_SIZE}"
     for part in text.split(","):
         begin, _, end = part.partition("-")
-        if int(end or begin) > MAX_SIZE:  # Before all sizes of the range are made.
-            allowed = f"only {MIN_SIZE} to {MAX_SIZE}"
-            raise argparse.ArgumentTypeError(f"sizes: {end or begin} is not allowed, {allowed}")
-        if int(end or begin) < int(begin):
+        first, last = (_integer(size, f"from {allowed}") for size in (begin, end or begin))
+        if last > MAX_SIZE:  # Before all sizes of the range are made.
+            raise argparse.ArgumentTypeError(f"sizes: {last} is not allowed, only {allowed}")
+        if last < first:
             raise argparse.ArgumentTypeError(f"sizes: {part} is empty; ranges ascend, as 3-8")
-        sizes.update(range(int(begin), int(end or begin) + 1))
+        sizes.update(range(first, last + 1))
     return tuple(sorted(sizes))
