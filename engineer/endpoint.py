@@ -387,6 +387,7 @@ def _masked(text: str, key: str) -> str:
 
 def _read(raw: bytes, stream: bool, key: str) -> Reply:
     """The reply in a body: one JSON object, or server-sent events. Errors leave out the key."""
+    stream = stream and not raw.lstrip().startswith(b"{")  # Some servers stream nothing.
     events: Sequence[str | bytes] = [raw]
     finished = not stream
     if stream:
@@ -405,7 +406,8 @@ def _read(raw: bytes, stream: bool, key: str) -> Reply:
             if (error := event.get("error")) and not event.get("choices"):  # With status 200.
                 raise _TransientError(f"the server says: {_masked(str(error), key)[:_DETAIL]}")
             choice = event["choices"][0]
-            content = choice["delta" if stream else "message"].get("content")
+            message = (choice.get("delta") or {}) if stream else choice["message"]
+            content = message.get("content")
             if isinstance(content, list):  # Parts; those of other types are not of the answer.
                 content = "".join(part["text"] for part in content if part["type"] == "text")
             texts.append("" if content is None else content)

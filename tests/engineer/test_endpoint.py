@@ -162,9 +162,14 @@ def test_streams(monkeypatch):
     def cut_event(handler):
         handler.send(200, events(ANSWER)[:-60])
 
-    with Server(broken_off, cut_event, cut, whole) as server:
+    def without_deltas(handler):
+        choices = {"index": 0}, {"delta": None, "finish_reason": "stop"}
+        lines = "".join(f"data: {json.dumps({'choices': [choice]})}\n\n" for choice in choices)
+        handler.send(200, events(ANSWER, done=False) + lines.encode())
+
+    with Server(broken_off, cut_event, cut, whole, without_deltas, answer) as server:
         ask, waits = endpoint(server, stream=True)
-        assert ask(HI, 0) == ANSWER
+        assert [ask(HI, 0) for _ in range(3)] == [ANSWER] * 3  # The last ignores `stream`.
     assert len(waits) == 3
     assert server.requests[0][2]["stream"] is True
     assert "Authorization" not in server.requests[0][1]
