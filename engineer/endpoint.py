@@ -224,6 +224,8 @@ class Endpoint(Server):
           NoAnswerError, RefusedError: as in `__call__`.
         """
         reasons: list[str] = []
+        if self.usage is not None:  # Before there is a reply to note, which may have cost.
+            self.usage.parent.mkdir(parents=True, exist_ok=True)
         self._check_limits()
         while True:
             body = self._body(messages, seed)

@@ -427,7 +427,7 @@ def test_a_damaged_usage_file_is_refused_by_its_line(line, tmp_path):
 
 
 def test_no_more_tokens_than_the_limit_over_several_starts(tmp_path):
-    usage = tmp_path / "usage.jsonl"
+    usage = tmp_path / "new" / "usage.jsonl"
 
     def counted(handler):
         told = {"prompt_tokens": 30, "completion_tokens": 12}
