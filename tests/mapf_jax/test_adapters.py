@@ -118,6 +118,19 @@ def test_crowds_have_a_goal_each(size, agents):
     assert not blocked[rows, lakes.goals[..., 0], lakes.goals[..., 1]].any()
 
 
+@pytest.mark.parametrize(
+    ("size", "agents", "drawn"),
+    [(32, 4, 1024), (3, 5, 1024), (64, 4, 256), (126, 2, 132), (126, 9, 64)],
+)
+def test_fewer_large_lakes_are_drawn(size, agents, drawn, monkeypatch):
+    def draw(key, size, holes, width, batch, agents, distinct):
+        return np.arange(batch), np.ones(batch, bool)
+
+    monkeypatch.setattr(default_lakes.generator, "draw", draw)
+    env = env_lib.make("MapfFrozenLake-v0", size=size, num_agents=agents)
+    assert len(default_lakes.default_lakes(env)) == drawn
+
+
 def test_what_an_adapter_cannot_do_is_refused():
     env = env_lib.make("MapfFrozenLake-v0", size=5, num_agents=25)
     with pytest.raises(ValueError, match="maps have letters for 24 agents"):
