@@ -37,7 +37,7 @@ from mapf_jax.types import (
 )
 from mapf_jax.verify import verify
 
-_JSON_TYPES = {str: "a string", list: "a list", bool: "true or false", int: "an integer"}
+_JSON_TYPES = {str: "a string", list: "a list with items", bool: "true or false", int: "an integer"}
 _LABELS = ("cost", "makespan", "needs_wait", "paths")
 #: The labels that a record of each status has.
 _KNOWN = {

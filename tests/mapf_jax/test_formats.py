@@ -102,6 +102,7 @@ WRONG = {
     "id no text": (changed(id=7), r"7: id: 7 is not a string"),
     "map missing": (changed(map=None), r"a: map: missing"),
     "map no list": (changed(map="F F"), r"a: map: 'F F' is not a list"),
+    "map empty": (changed(map=[]), r"a: map: \[\] is not a list with items"),
     "map not square": (changed(map=["F F F", "F F"]), r"a: map=.*must be square"),
     "map of letters": (changed(map=["F F X", "F F F", "F F F"]), r"a: map=.*'X'"),
     "start no cell": (changed(starts=[[0, 0], [2]]), r"a: starts: \[2\] is not \[row, column\]"),
