@@ -352,7 +352,7 @@ def generate(
     if not made:
         candidates = sum(pool.candidates for pool, *_ in wanted)
         why = f"among {candidates} candidates"
-        if not candidates:
+        if not candidates and max_candidates > 0:
             why = f"as no lake has cells for its holes and {num_agents} starts and goals"
         raise NoInstanceError(f"config={config}: no solvable instance was found {why}")
     instances = plans.join(made)

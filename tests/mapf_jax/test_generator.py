@@ -94,6 +94,8 @@ def test_impossible_configurations_are_refused():
         generate(jax.random.key(0), config, 10)
     with pytest.raises(ValueError, match="no lake has cells for its holes and 2 starts"):
         generate(jax.random.key(0), EnvironmentConfig.uniform((3,), 0.95, 0.0), 10)
+    with pytest.raises(ValueError, match="among 0 candidates"):
+        generate(jax.random.key(0), CONFIG, 10, max_candidates=0)
     with pytest.raises(ValueError, match="num_agents=9: 18 cells are needed, there are 9"):
         draw(jax.random.key(0), 3, 0, 3, 4, 9)
     with pytest.raises(ValueError, match="num_instances=0"):
