@@ -188,9 +188,9 @@ def agreement(
     """Agreement of rules and judge on one question, over the designs that both answer for.
 
     Returns:
-      designs, agreement (fraction of them) and Cohen's kappa (1960), the agreement beyond chance;
-      None if both give one and the same
-      answer to all designs.
+      `designs` (how many), `agreement` (fraction of them; None without designs) and Cohen's `kappa`
+      (1960), the agreement beyond chance (None without designs, or if both give all designs one and
+      the same answer).
     """
     both = [
         (rule, score >= YES)

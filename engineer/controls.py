@@ -75,8 +75,8 @@ def with_rows_renamed(
     """A record with renamed rows in its evidence, the same in all rounds.
 
     Args:
-      names: the new name of every row, in the order of the space. Rows keep their places if all
-        names are new; otherwise names that rows exchange keep theirs.
+      names: the new name of every row, in the order of the space. If the rows exchange their names,
+        tables keep the order of the names; with new names, that of the rows.
       configs: rename the rows of the configurations too.
     """
     order = _in_order(names)

@@ -92,9 +92,9 @@ def benchmark_instances(
 
     Args:
       seed: an integer from 0 to 2**32 - 1.
-      num_agents: leave out numbers of agents (of 3, 4, 5) for a part of the benchmark; 2 is allowed
-        as well, on lakes of any size.
-      sizes: likewise, lake sizes.
+      num_agents: which of 3, 4 and 5, fewer for a part of the benchmark; 2 may be among them, on
+        lakes of all `sizes`.
+      sizes: lake sizes, fewer for a part of the benchmark.
       per_hole_ratio: instances for each number of agents, size, subset and hole ratio.
 
     Raises:

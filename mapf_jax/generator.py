@@ -117,7 +117,7 @@ def draw(
       holes: int32[], at most `size * size` less the cells that starts and goals need.
       width: of the map, at least `size`; static, as are the following.
       batch: number of lakes.
-      num_agents: A, at most as many as there are cells for starts and goals.
+      num_agents: A, at most as many as a lake has cells for starts and goals.
       distinct: no agent starts on a goal; otherwise it may start on one, but not on its own.
 
     Returns:
@@ -125,7 +125,8 @@ def draw(
       reached from its start, and is not its start.
 
     Raises:
-      ValueError: there are more agents than that.
+      ValueError: the map has too few cells for the agents. Where only the lake in it has, some lie
+        outside of it, and no lake is connected.
     """
     # One random order of the cells of each lake: the first carry starts and goals, the next
     # `holes` are the holes.

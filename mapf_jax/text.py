@@ -88,12 +88,12 @@ def letters_of(agent: int) -> tuple[str, str]:
 def prompt(instance: Instance, list_holes: bool = False) -> str:
     """The question about one instance.
 
+    The rules name the letters of agents 0 to 4, as in the published format. The lines of further
+    agents name theirs.
+
     Args:
       instance: a single instance.
       list_holes: also list the cells of the holes, which spares a small model reading the map.
-
-    The rules name the letters of agents 0 to 4, as in the published format. The lines of further
-    agents name theirs.
 
     Raises:
       ValueError: it is a batch, or has more agents than there are letters.
