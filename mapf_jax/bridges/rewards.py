@@ -129,7 +129,7 @@ class MapfReward:
         missing = [field for field in FIELDS if field not in columns]
         if missing:
             raise ValueError(f"columns: {missing} missing in the data set, needed: {FIELDS}")
-        names = [field for field in ("id", *FIELDS) if field in columns]
+        names = [field for field in ("id", "status", *FIELDS) if field in columns]
         rows = zip(*(columns[name] for name in names), strict=True)
         records = [dict(zip(names, row, strict=True)) for row in rows]
         ours = [not any(_empty(record[field]) for field in FIELDS) for record in records]

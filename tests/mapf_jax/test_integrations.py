@@ -237,6 +237,8 @@ def test_trl_reward_keeps_the_average(rows):
     assert reward.short_fraction == before
     with pytest.raises(ValueError, match=r"columns: \['goals', 'cost'\] missing"):
         reward(completions=plain, completion_ids=ids, map=[], starts=[])
+    with pytest.raises(ValueError, match="cost: missing, the reward needs the optimum"):
+        reward(completions=plain, completion_ids=ids, status=["feasible"] * len(rows), **columns)
 
 
 @pytest.mark.slow
