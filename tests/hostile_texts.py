@@ -28,7 +28,7 @@ def hostile_text(random, examples):
       examples: texts as they should be.
     """
     kind = random.randrange(5)
-    if random.random() < 0.004:
+    if random.random() < 0.002:
         piece = random.choice([*_PIECES, *examples])
         return piece * (1_000_000 // len(piece)) + random.choice(["", *examples])
     if kind == 0:
