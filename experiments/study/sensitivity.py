@@ -19,7 +19,7 @@ from engineer.analysis import expected_signal
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
 from experiments.run import store as files
-from experiments.statistics import LEVEL
+from experiments.statistics import LEVEL, ROUNDING
 from experiments.study.results import rate
 from experiments.text.errors import UserError
 from experiments.text.templates import paragraphs
@@ -83,7 +83,8 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
       * `seeds_for_best`, `seeds_for_half`: seeds to detect, with a power of 0.8, a designer that
         reaches the best configuration or half its lead over the reference; null above 1,000 or
         without a lead.
-      * `signal_correlation`: Spearman's correlation of `signal` and `mean`.
+      * `signal_correlation`: Spearman's correlation of `signal` and `mean`; null if one of them is
+        constant.
 
     Raises:
       ValueError: fewer than two seeds, or fewer than two configurations, are finished.
@@ -115,6 +116,9 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
     gaps = held_out_gap(values)
     gap = float(np.mean(gaps))
     lead = means[order[0]] - means[names.index(found["reference"])]
+    correlation = None
+    if np.ptp(signal) and np.ptp(means):
+        correlation = float(scipy.stats.spearmanr(signal, means).statistic)
     return {
         "seeds": seeds,
         "configurations": {
@@ -137,7 +141,7 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
         "ratio": gap / detectable if detectable else None,
         "seeds_for_best": seeds_needed(lead, residual),
         "seeds_for_half": seeds_needed(lead / 2, residual),
-        "signal_correlation": float(scipy.stats.spearmanr(signal, means).statistic),
+        "signal_correlation": correlation,
     }
 
 
@@ -151,11 +155,15 @@ def variance(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     k, n = values.shape
     of_configuration, of_seed = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
     rest = values - of_configuration - of_seed + values.mean()
+    rest[np.abs(rest) < ROUNDING] = 0  # Else equal values would leave a residual.
     residual = float((rest**2).sum() / ((k - 1) * (n - 1)))
     between, blocks = n * of_configuration.var(ddof=1), k * of_seed.var(ddof=1)
     configuration = max(0.0, (between - residual) / n)
     total = configuration + max(0.0, (blocks - residual) / k) + residual
-    p = scipy.stats.f.sf(between / residual, k - 1, (k - 1) * (n - 1)) if residual else 0.0
+    if residual:
+        p = scipy.stats.f.sf(between / residual, k - 1, (k - 1) * (n - 1))
+    else:
+        p = between < ROUNDING**2
     return residual, configuration / total if total else 0.0, float(p)
 
 
@@ -204,7 +212,8 @@ def verdict(result: Mapping[str, Any]) -> str:
 
 def is_flat(result: Mapping[str, Any]) -> bool:
     """Whether best and worst differ by too little for a comparison of designers."""
-    return result["best_minus_worst"]["mean"] < ENOUGH * result["detectable"]
+    gap = result["best_minus_worst"]["mean"]
+    return gap <= 0 or gap < ENOUGH * result["detectable"]
 
 
 def refuse_flat(folder: Path) -> None:

@@ -152,6 +152,16 @@ def test_a_flat_regime_is_said_loudly(family):
     assert sensitivity.verdict(result).startswith("FLAT: best minus worst")
 
 
+@pytest.mark.parametrize("values", [np.full((8, 3), 0.7), np.tile([0.1, 0.3, 0.8], (8, 1))])
+def test_a_regime_without_any_difference_is_flat(family, values):
+    result = sensitivity.analyse(study(family, values), family.space)
+    assert sensitivity.verdict(result).startswith("FLAT: best minus worst 0.0 points, 0.0 times")
+    assert (result["p"], result["explained"], result["signal_correlation"]) == (1, 0, None)
+    lead = values + np.eye(8, 1)
+    result = sensitivity.analyse(study(family, lead), family.space)
+    assert (result["p"], result["ratio"], sensitivity.is_flat(result)) == (0, None, False)
+
+
 def test_a_study_of_a_flat_regime_is_refused(family, tmp_path):
     values = 0.5 + 0.02 * np.random.default_rng(0).normal(size=(8, 5))
     path = tmp_path / "sensitivity.json"
