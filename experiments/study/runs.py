@@ -66,7 +66,7 @@ class Job:
 
 def beginning(settings: Settings) -> Settings:
     """The rounds before the first design of a run with these settings, whoever designs later."""
-    kept = settings.engineer.kept_rounds
+    kept = min(settings.engineer.kept_rounds, settings.loop.rounds)
     return dataclasses.replace(
         settings,
         loop=LoopSettings(rounds=kept),

@@ -234,12 +234,12 @@ def test_runs_are_computed_at_the_same_time_and_fail_alone(runner, tmp_path, cap
     assert (tmp_path / "runs/good/seed-0/times").read_text() == before
 
 
-@pytest.mark.parametrize("kept", [1, 2])
+@pytest.mark.parametrize("kept", [1, 2, 7])  # The runs have six rounds.
 def test_runs_begin_with_the_rounds_that_nobody_designs(runner, tmp_path, kept):
     assert runner(("a", "b"), (0,), kept_rounds=kept).run()
     (shared,) = (path.read_text() for path in tmp_path.glob("shared/*/begins_with"))
     begin = {path.read_text() for path in tmp_path.glob("runs/*/*/begins_with")}
-    assert (shared, begin) == ("", {"0 1"[: 2 * kept - 1]})
+    assert (shared, begin) == ("", {"0 1 2 3 4 5"[: 2 * kept - 1]})
 
 
 def test_two_processes_at_a_time_on_their_own_cores(runner, tmp_path):
