@@ -49,6 +49,9 @@ def test_every_data_set_is_a_family(name):
     right = scores(family, problems, [f"<answer>{p['answer']}</answer>" for p in problems])
     assert {problem["answer"] == "" for problem in problems} == {name in NO_ANSWER}
     assert np.mean(right.rewards) >= 0.99 or name in NO_ANSWER
+    if name in NO_ANSWER:
+        with pytest.raises(NotImplementedError, match=f"^{name} gives no answers"):
+            family.solutions(problems)
     wrong = scores(family, problems, ["garbage"] * len(problems))
     assert np.mean(wrong.rewards) < 0.5 or name in LENIENT
 

@@ -214,7 +214,13 @@ class ReasoningGym(Family):
         return self.generated(distributed.on_first(make), config, count)
 
     def solutions(self, problems: Sequence[Problem]) -> Sequence[str]:
-        """The answers of the data sets; in tags, those of sums follow the intermediate totals."""
+        """The answers of the data sets; in tags, those of sums follow the intermediate totals.
+
+        Raises:
+          NotImplementedError: a data set has none, as many answers are right.
+        """
+        if none := {problem["source"][0] for problem in problems if not problem["answer"]}:
+            raise NotImplementedError(f"{min(none)} gives no answers: a warm start needs them")
         if not self._in_tags:
             return [problem["answer"] for problem in problems]
         return [f"{_totals(problem)}<answer>{problem['answer']}</answer>" for problem in problems]
