@@ -277,6 +277,10 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     if settings.family_file:
         examination.try_once(family)
     made = validation_set(settings, family).problems
+    try:
+        family.solutions(made)  # Before the many of the lessons are made.
+    except NotImplementedError as error:
+        raise UserError(f"family={settings.family!r}: {error}") from error
     validation = [{**problem, "id": str(i)} for i, problem in enumerate(made)]
     held_out: list[Problem] = [*validation]
     if settings.validation.test_instances:

@@ -6,13 +6,35 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from absl import flags
+from absl.testing import flagsaver
 from whole_runs import ROOT, environment, python
 
+from experiments import warm_start
+from experiments.families import sandbox, template
+from experiments.run.status import Reporter
+from experiments.settings import from_config
+from experiments.text.errors import UserError
+
 pytest.importorskip("reasoning_gym")
+
+
+@pytest.mark.parametrize("name", ["reasoning_gym:propositional_logic", "own.py:family"])
+def test_a_family_without_solutions_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sandbox, "WORKERS", 1)
+    text = Path(template.__file__).read_text()
+    Path("own.py").write_text(text.replace("def solutions", "def no_solutions"))
+    options = {"family": name, "validation": {"num_instances": 8}, "reasoning_gym": {"levels": 1}}
+    with flagsaver.flagsaver(out="model"):
+        flags.FLAGS.mark_as_parsed()  # Parsing would ask for what other commands require.
+        with pytest.raises(UserError, match=f"^family='{name}': .*: a warm start needs them"):
+            warm_start._make(from_config(options), Reporter(quiet=True))
 
 
 @pytest.mark.slow
@@ -33,8 +55,8 @@ def test_a_model_is_made_for_sums_and_designs_them(tmp_path):
         *("--config.family=reasoning_gym:chain_sum", "--config.reasoning_gym.levels=4"),
         "--config.validation.num_instances=8",
     )
-    for name, flags in commands.items():
-        python("-m", f"experiments.{name}", *common, *flags, cwd=tmp_path)
+    for name, options in commands.items():
+        python("-m", f"experiments.{name}", *common, *options, cwd=tmp_path)
     card = json.loads((tmp_path / "model/warm_start.json").read_text())
     assert card["parameters"] < 100_000
     rates = card["validation"]
