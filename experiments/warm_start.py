@@ -31,7 +31,7 @@ from experiments.families import Family, FamilyError, Problem, demonstrations, e
 from experiments.ring.designing import design_completer
 from experiments.ring.outcomes import outcome_metrics, training_texts
 from experiments.ring.validation import test_set, validate, validation_completers, validation_set
-from experiments.run import process
+from experiments.run import process, versions
 from experiments.run import store as files
 from experiments.run.policy import Policy, load_params, load_policy
 from experiments.run.status import Reporter, solved
@@ -334,13 +334,14 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     trained = lora.init(init_key, adapters, policy.config) if adapters.rank else params
     state = train_state.create_train_state(trained, policy.config, optimizer, policy.mesh, adapters)
     sampled, greedy = validation_completers(settings, policy)
+    decisive = _decisive(settings)
 
     def outcome(respond: Completer, state: TrainState) -> FailureBreakdown:
         params = trainer.policy_params(state)
         return family.breakdown(validate(settings, family, respond, validation, params))
 
     state, curve = _train(
-        trainer, state, lessons, order_key, out, reporter, partial(outcome, greedy)
+        trainer, state, lessons, decisive, order_key, out, reporter, partial(outcome, greedy)
     )
     process.return_freed_memory()
     found = outcome(sampled, state)  # As a run validates it.
@@ -382,10 +383,21 @@ def _flags() -> dict[str, Any]:
     return {flag.name: flag.value for flag in of_data}
 
 
+def _decisive(settings: settings_lib.Settings) -> dict[str, Any]:
+    """What else than code decides what is learned: options and the contents of files, by name."""
+    return {
+        **{f"--{name}": value for name, value in _flags().items()},
+        **settings.to_dict(),
+        "the family's file": files.family_digest(settings),
+        "the model's files": versions.model_files(settings.model.folder) if _MODEL.value else {},
+    }
+
+
 def _train(
     trainer: sft.SFTTrainer,
     state: TrainState,
     lessons: dict[str, list[sft.Example]],
+    decisive: dict[str, Any],
     order_key: jax.Array,
     out: Path,
     reporter: Reporter,
@@ -402,8 +414,12 @@ def _train(
     with Checkpoints(out / _UNFINISHED, keep=1) as checkpoints, watcher.watch():
         if checkpoints.latest_step() is not None:
             state, saved = checkpoints.restore(trainer.abstract_state)
-            if saved["flags"] != _flags():
-                raise UserError(f"--out={out}: what was begun there has other flags; remove it")
+            changed = files.changes(saved.get("decisive"), decisive)
+            if other := [change for change in changed if not change.startswith(files.FREE)]:
+                raise UserError(
+                    f"--out={out}: what was begun there is another warm start "
+                    f"({'; '.join(other)}); remove it"
+                )
             start, curve, used = int(state.step), saved["curve"], saved["seconds"]
         last = _STEPS.value
         reporter.line(f"training, step {start + 1} to {last}; each length is compiled first")
@@ -413,7 +429,7 @@ def _train(
             return round(used + time.perf_counter() - begin, 1)
 
         def save() -> None:
-            metadata = {"flags": _flags(), "curve": curve, "seconds": seconds()}
+            metadata = {"decisive": decisive, "curve": curve, "seconds": seconds()}
             checkpoints.save(int(state.step), state, metadata)
 
         with reporter.bar("warm start", last, start, compiles=True) as advance:

@@ -1,5 +1,6 @@
 """A tiny model is made for a family other than lakes, and goes through the loop."""
 
+import contextlib
 import json
 import re
 import signal
@@ -7,7 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -20,6 +23,8 @@ from experiments.families import sandbox, template
 from experiments.run.status import Reporter
 from experiments.settings import from_config
 from experiments.text.errors import UserError
+from learner.training.checkpoints import Checkpoints
+from learner.training.train_state import TrainState
 
 pytest.importorskip("reasoning_gym")
 
@@ -35,6 +40,39 @@ def test_a_family_without_solutions_is_refused(name, tmp_path, monkeypatch):
         flags.FLAGS.mark_as_parsed()  # Parsing would ask for what other commands require.
         with pytest.raises(UserError, match=f"^family='{name}': .*: a warm start needs them"):
             warm_start._make(from_config(options), Reporter(quiet=True))
+
+
+@pytest.mark.parametrize(
+    ("flag", "options", "file", "said"),
+    [
+        ({}, {"training": {"micro_batch_size": 4}}, "", ""),
+        ({"seed": 1}, {}, "", "--seed was 0 and is 1"),
+        ({}, {"engineer": {"context": "V4"}}, "", "engineer.context was 'V6' and is 'V4'"),
+        ({}, {}, "own.py", "the family's file was '.*' and is '.*'"),
+        ({}, {}, "config.json", "the model's files.config.json was '.*' and is '.*'"),
+    ],
+)
+def test_only_the_same_warm_start_goes_on(flag, options, file, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("own.py", "config.json"):
+        Path(name).write_text("{}")
+
+    def decisive(**more):
+        made = {"family": "own.py:family", "model": {"path": str(tmp_path)}, **more}
+        return warm_start._decisive(from_config(made))
+
+    state = TrainState(*(jnp.ones((), int) for _ in range(4)))
+    with flagsaver.flagsaver(out="out", model=str(tmp_path), steps=1):
+        flags.FLAGS.mark_as_parsed()
+        with Checkpoints(tmp_path / "out" / "unfinished") as begun:
+            begun.save(1, state, {"decisive": decisive(), "curve": [], "seconds": 0})
+        Path(file or "other").write_text("[]")
+        expected = pytest.raises(UserError, match=rf"another warm start \({said}\); remove it")
+        with flagsaver.flagsaver(**flag), expected if said else contextlib.nullcontext():
+            warm_start._train(
+                SimpleNamespace(abstract_state=state), state, {}, decisive(**options), None,
+                tmp_path / "out", Reporter(quiet=True), None,
+            )  # fmt: skip
 
 
 @pytest.mark.slow
