@@ -24,7 +24,7 @@ from experiments.configs import tiny
 from experiments.families.lakes import texts as lake_texts
 from experiments.families.lakes.family import Lakes
 from experiments.report import charts, story, style
-from experiments.ring import validation
+from experiments.ring import outcomes, validation
 from experiments.ring.outcomes import _training_evidence
 from experiments.run import store as files
 from experiments.run.reading import read_run
@@ -102,14 +102,14 @@ def write_validation(folder, texts, family=None, problems=VALIDATION):
     records = family.task(problems).score(np.arange(len(texts)), completions).records
     answers = [
         {
-            "id": f"validation-{i}",
+            "id": problem["id"],
             "optimal": record["valid"],
             **record,
             "tokens": 20,
             "truncated": False,
             "text": text,
         }
-        for i, (record, text) in enumerate(zip(records, texts, strict=True))
+        for problem, record, text in zip(problems, records, texts, strict=True)
     ]
     for name in ("answers.jsonl", "validation.json"):  # Else they would be kept.
         (folder / name).unlink(missing_ok=True)
@@ -402,6 +402,19 @@ def test_answers_are_drawn_with_what_became_of_them(run_page):
     assert "prefers-reduced-motion: reduce" in text
     assert "body:has(#pause:checked) .moving" in text
     assert set(lake_texts.FAILURES) == set(CHECKS)
+
+
+def test_of_several_samples_one_solves_a_problem_and_a_failed_one_is_the_example(tmp_path):
+    root, twice = write_run(tmp_path, rounds=1), [one for one in VALIDATION[:2] for _ in "ab"]
+    for folder, last in (("initial", MEETING), ("rounds/0", SOLVED[4])):
+        write_validation(root / folder, [SOLVED[3], IN_A_HOLE, MEETING, last], problems=twice)
+        shown = outcomes.example(files.RunStore(root), Lakes(options().lakes), root / folder)
+        assert shown[-1] == "  verdict: hole entered"
+    found = report.answers.of_run(read_run(root), 4)["successes"]
+    assert [(one["record"]["id"], one["new"]) for one in found] == [
+        ("validation-1", True),
+        ("validation-0", False),
+    ]
 
 
 def test_every_design_has_a_sentence_that_the_evidence_bears_out(tmp_path, undrawn):
