@@ -177,14 +177,14 @@ def drawn_failures(
 def example(store: RunStore, family: Family, folder: Path) -> list[str]:
     """Lines that show one problem of a validation with its answer and the verdict, for people.
 
-    It is always the same problem, the first that the model failed before training, so that answers
-    can be compared from round to round.
+    It is always the same sample of the same problem, the first that the model failed before
+    training, so that answers can be compared from round to round.
     """
     before = store.read(store.root / "initial" / "answers.jsonl")
-    chosen = next((one["id"] for one in before if not one["valid"]), before[0]["id"])
-    answer = next(one for one in store.read(folder / "answers.jsonl") if one["id"] == chosen)
+    chosen = next((i for i, one in enumerate(before) if not one["valid"]), 0)
+    answer = store.read(folder / "answers.jsonl")[chosen]
     problems = store.read(store.root / "validation" / "instances.jsonl")
-    problem = next(problem for problem in problems if problem["id"] == chosen)
+    problem = next(problem for problem in problems if problem["id"] == answer["id"])
     outcome = ", ".join(map(family.failure, answer["failed"])) or "valid"
     cut = ", truncated" if answer["truncated"] else ""
     shown = family.example(problem, answer["text"]).splitlines()
