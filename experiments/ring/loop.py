@@ -32,7 +32,7 @@ from experiments.run.reading import readings
 from experiments.run.status import Reporter, describe, memory_advice, plan, round_title, truncation
 from experiments.run.store import READING, TEST, TRACE, RunStore, append_log, open_steps
 from experiments.settings import Settings
-from experiments.text.errors import memory_errors, user_errors
+from experiments.text.errors import UserError, memory_errors, user_errors
 from learner.devices import distributed
 from learner.devices.preemption import Preemption
 from learner.training import metrics
@@ -300,7 +300,11 @@ class Loop:
         if not asked or self._store.exists(path):
             return
         with self._timed("reading", steps):
-            found = reading.measure(settings, self._family, self._policy, params)
+            try:
+                found = reading.measure(settings, self._family, self._policy, params)
+            except UserError as error:  # A run that designs does not need it.
+                self._reporter.line(f"reading was not measured: {error}")
+                found = {}
         if found:
             each = {rule: dataclasses.asdict(one) for rule, one in found.items()}
             self._store.write(path, each)

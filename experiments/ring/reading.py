@@ -5,7 +5,6 @@ Of two designs, the model should find the one likelier that matches the evidence
 same in every round, so that readings of one model in training compare.
 """
 
-import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -151,13 +150,19 @@ def interval(found: Reading) -> Interval:
 
 
 def measure(settings: Settings, family: Family, model: Policy, params: Any) -> dict[str, Reading]:
-    """Reads the questions of a run by each of `RULES`, those left out by which none fit."""
+    """Reads the questions of a run by each of `RULES`, those left out by which none fit.
+
+    Raises:
+      UserError: of the `scorer`.
+    """
     engineer, score, found = settings.engineer, scorer(model, params), {}
     for rule in RULES:
         count = engineer.reading_questions
-        asked = questions(family, family.texts, engineer.spec, rule, count, "plain")
-        with contextlib.suppress(UserError):
-            found[rule] = reading.read(asked, score)
+        try:
+            asked = list(questions(family, family.texts, engineer.spec, rule, count, "plain"))
+        except UserError:
+            continue
+        found[rule] = reading.read(asked, score)
     return found
 
 

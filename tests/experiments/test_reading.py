@@ -13,8 +13,10 @@ from whole_runs import python
 from engineer.reading import CONTROLS, Reading
 from experiments import reading as command
 from experiments.families import demonstrations
-from experiments.ring import reading
-from experiments.run import policy
+from experiments.ring import loop, reading
+from experiments.run import policy, store
+from experiments.run.status import Reporter
+from experiments.run.store import RunStore
 from experiments.settings import from_config
 from experiments.text.errors import UserError
 from learner.training import sft
@@ -71,6 +73,21 @@ def test_a_run_remarks_on_a_model_that_may_not_read():
     )
     (line,) = reading.advice(found(13, 16))
     assert re.match(told, line)
+
+
+def test_a_run_says_why_it_did_not_read(tmp_path, monkeypatch, capsys):
+    def score(_):
+        raise UserError("a context with its design takes 9 tokens")
+
+    monkeypatch.setattr(reading, "scorer", lambda *_: score)
+    run = loop.Loop(settings_of("sums"), RunStore(tmp_path), Reporter())
+    run._engineer = run._policy = object()
+    run._write_metrics = lambda *_: None
+    run._read(None, tmp_path, 0)
+    assert capsys.readouterr().out == (
+        "reading was not measured: a context with its design takes 9 tokens\n"
+    )
+    assert not (tmp_path / store.READING).exists()
 
 
 def test_what_is_wrong_is_one_line():
