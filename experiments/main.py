@@ -43,8 +43,8 @@ _LIST_OPTIONS = flags.DEFINE_bool(
 _RESUME_FROM = flags.DEFINE_integer(
     "resume_from",
     None,
-    "Go on from this checkpoint, named by its training steps, and remove the later ones. Give it "
-    "once: started again without it, the run goes on from the last one.",
+    "Go on from this checkpoint, named by its training steps, and remove what came after it. Give "
+    "it once: started again without it, the run goes on from the last one.",
 )
 _BRANCH = flags.DEFINE_string(
     "branch",

@@ -89,7 +89,7 @@ class RunCheckpoints(Checkpoints):
         return resume_from or max(there, default=0)
 
     def resume(self, policy: Policy, step: int) -> Position:
-        """Restores the position of a checkpoint, and removes newer ones.
+        """Restores the position of a checkpoint; removes newer ones and what followed it.
 
         Raises:
           UserError: it is damaged; the message says what to do.
@@ -101,6 +101,10 @@ class RunCheckpoints(Checkpoints):
             if error.older:
                 way = f"go on from it with --resume_from={error.older[-1]}"
             raise UserError(f"{error}; {way}") from error
+        at = metadata["position"]
+        if step < max(self.steps()):
+            trained = at["step"] == self._settings.steps_per_round
+            self._store.discard_after(at["round"], trained)
         self.remove_after(step)
         if metadata.get("prompt_scores"):
             metadata["prompt_scores"] = PromptScores.from_dict(metadata["prompt_scores"])

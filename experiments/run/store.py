@@ -36,6 +36,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ FREE = (
     "engineer.endpoint.",
     "engineer.reading_questions",
 )
+# The files of a round at any step of its training.
+_OF_TRAINING = ("environment.yaml", "generated.json", "instances.jsonl", "train.jsonl")
 
 
 class OtherOptionsError(UserError):
@@ -264,6 +267,25 @@ class RunStore:
         lost = counted(trained - step, "training step")
         were, are = ("was", "is") if trained - step == 1 else ("were", "are")
         return f"{begin}; {lost}{after} {were} not saved and {are} repeated"
+
+    def discard_after(self, index: int, trained: bool) -> None:
+        """Removes the report, the rounds after `index`, and what followed the training of that one.
+
+        Args:
+          trained: whether the training of round `index` is finished, and what followed it stays.
+        """
+        if not distributed.is_first():
+            return
+        gone = [self.root / "report.html"]
+        rounds = [path for path in self.root.glob("rounds/*") if path.name.isdecimal()]
+        gone += [path for path in rounds if int(path.name) > index]
+        if not trained:
+            gone += [path for path in self.round(index).iterdir() if path.name not in _OF_TRAINING]
+        for path in gone:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def finished(self, settings: Settings) -> Path | None:
         """The report, if the last round has finished and the report shows it."""
