@@ -413,7 +413,8 @@ def _train(
     watcher = preemption.Preemption()
     with Checkpoints(out / _UNFINISHED, keep=1) as checkpoints, watcher.watch():
         if checkpoints.latest_step() is not None:
-            state, saved = checkpoints.restore(trainer.abstract_state)
+            with user_errors():  # Another architecture, or a damaged file.
+                state, saved = checkpoints.restore(trainer.abstract_state)
             changed = files.changes(saved.get("decisive"), decisive)
             if other := [change for change in changed if not change.startswith(files.FREE)]:
                 raise UserError(
