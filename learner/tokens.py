@@ -94,7 +94,9 @@ def load_tokenizer(folder: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # Broken files raise many kinds of errors.
         raise ValueError(
             f"the tokenizer in {str(folder)!r} cannot be read: {checks.first_line(error)}"

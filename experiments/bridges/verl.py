@@ -287,5 +287,5 @@ def _check(config: Mapping[str, Any], batch: int, plan: Plan) -> None:
 def _encoder(tokenizer: str) -> Callable[[str], Sequence[int]]:
     import transformers
 
-    loaded = transformers.AutoTokenizer.from_pretrained(tokenizer)
+    loaded = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     return lambda text: loaded(text, add_special_tokens=False).input_ids

@@ -231,5 +231,5 @@ def compute_score(
 def _tokenizer(name: str) -> Any:
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     return functools.partial(tokenizer, add_special_tokens=False)

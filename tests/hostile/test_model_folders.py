@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from experiments.bridges import verl
 from learner import checks, generate, tokens
 from learner.decoder import weights
 from learner.decoder.config import DecoderConfig
+from mapf_jax.bridges import rewards
 
 TINY = Path(generate.__file__).parents[1] / "experiments" / "models" / "tiny"
 CONFIG = json.loads((TINY / "config.json").read_text())
@@ -157,6 +159,20 @@ def test_a_chat_template_that_loops_later_is_refused(folder, monkeypatch):
     with pytest.raises(ValueError, match=message):
         tokens.encode_chat(tokenizer, chat * 2)
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("load", [tokens.load_tokenizer, rewards._tokenizer, verl._encoder])
+def test_code_of_a_tokenizer_is_not_run(folder, load, monkeypatch):
+    ran = folder / "ran"
+    code = f"open({str(ran)!r}, 'w')\nfrom transformers import PreTrainedTokenizerFast as Mine\n"
+    (folder / "own.py").write_text(code)
+    fields = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "own.Mine"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+    (folder / "config.json").unlink()  # Of a model that transformers knows it takes its own class.
+    monkeypatch.setattr("builtins.input", lambda _: "y")  # transformers may ask whether it shall.
+    with pytest.raises(ValueError, match="contains custom code"):
+        load(str(folder))
+    assert not ran.exists()
 
 
 def test_errors_quote_little():
