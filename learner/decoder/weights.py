@@ -42,6 +42,8 @@ _OTHER_CHECKPOINTS = {
     r"^layers\.": "of a model without its output layer, such as an embedding model; their names "
     "lack model.",
 }
+# Of old checkpoints of Llama; the numbers follow from `config.json`.
+_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 _MOST_SHOWN = 10
 _LM_HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
@@ -185,6 +187,8 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path} is cut off or no safetensors file: {error}") from error
         for name in file.keys():  # noqa: SIM118
+            if _DERIVED.fullmatch(name):
+                continue
             if name in tensors:
                 raise ValueError(f"{name} is in {file_name} and in another file of {folder}")
             tensors[name] = file.get_slice(name)

@@ -148,6 +148,7 @@ def test_bad_checkpoints_are_refused_by_the_tensors_name(params, tmp_path):
     # All at once.
     with pytest.raises(ValueError, match=r"norm\.weight is missing; extra is unknown"):
         load(**{"model.norm.weight": None, "extra": np.zeros(1, np.float32)})
+    load(**{"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(4)})  # Of old checkpoints.
     # A tied checkpoint may hold the matrix twice, but not two different matrices.
     embedding = good["model.embed_tokens.weight"]
     load(**{"lm_head.weight": embedding})
