@@ -14,6 +14,8 @@ from learner.decoder import gguf_file
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 #: Configuration, weights, tokenizer and chat template; not the same weights in other formats.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+# The same weights under Mistral's own names, and what is in folders: the hub's * matches / too.
+_NOT_DOWNLOADED = ["consolidated*.safetensors", "*/*"]
 #: Models that a Python package ships, by our name: the package, its file, and the hub's name.
 PACKAGED = {
     "smollm2": (
@@ -115,4 +117,6 @@ def _converted(path: Path) -> Path:
 def _downloaded(name: str, files: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(name, allow_patterns=list(files)))
+    return Path(
+        snapshot_download(name, allow_patterns=list(files), ignore_patterns=_NOT_DOWNLOADED)
+    )

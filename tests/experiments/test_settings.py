@@ -124,7 +124,7 @@ def test_the_space_leaves_cells_for_starts_and_goals():
 
 def test_a_model_may_have_a_name_on_the_hub(tmp_path, monkeypatch):
     """It is downloaded when its folder is needed, not when the options are read."""
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: tmp_path)
     model = settings.ModelSettings(path="someone/a-model")
     assert model.folder == tmp_path
     monkeypatch.chdir(tmp_path)
