@@ -67,15 +67,14 @@ def convert(path: Path, folder: Path) -> None:
         folder: made when all is written, so an interrupted call leaves none.
 
     Raises:
-        ValueError: the file is damaged, or holds an architecture, a quantization or a tokenizer
-            that is not supported, by name.
-        ImportError: the package gguf is missing.
+        ValueError: the package gguf is missing, the file is damaged, or it holds an architecture, a
+            quantization or a tokenizer that is not supported, by name.
     """
     try:
         import gguf
     except ModuleNotFoundError as error:
         text = "a GGUF file needs gguf; in a clone of the project: pip install -e '.[gguf]'"
-        raise ImportError(text) from error
+        raise ValueError(text) from error
 
     try:
         file = gguf.GGUFReader(path)

