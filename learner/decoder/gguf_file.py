@@ -7,9 +7,8 @@ split otherwise than in training, and it needs torch.)
 """
 
 import json
-import os
 import re
-import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -91,9 +90,11 @@ def convert(path: Path, folder: Path) -> None:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
-    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.part")
-    unfinished.mkdir(parents=True)
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Within, as a temporary folder is for its owner alone.
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as temporary:
+        unfinished = Path(temporary, folder.name)
+        unfinished.mkdir()
         _write_weights(unfinished, _arrays(named, tensors, config, path))
         _write_json(unfinished / "config.json", config.to_hf())
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -101,8 +102,6 @@ def convert(path: Path, folder: Path) -> None:
         _write_json(unfinished / "generation_config.json", known)
         tokenizer.save_pretrained(str(unfinished))
         unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _config(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> DecoderConfig:

@@ -108,8 +108,11 @@ def _converted(path: Path) -> Path:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     folder = cache_folder() / "gguf" / f"{path.stem}-{digest[:16]}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        gguf_file.convert(path, folder)
+        try:
+            gguf_file.convert(path, folder)
+        except OSError:
+            if not folder.is_dir():  # Else another process was faster.
+                raise
     return folder
 
 

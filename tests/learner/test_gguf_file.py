@@ -145,7 +145,16 @@ def test_what_is_not_supported_is_named(reference, tmp_path):
 def test_a_file_is_converted_once(reference, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = write(tmp_path / "model.gguf", reference)
+    write_weights, faster = gguf_file._write_weights, []
+
+    def slowly(*args):
+        monkeypatch.setattr(gguf_file, "_write_weights", write_weights)
+        faster.append(hub._converted.__wrapped__(path))  # Another process.
+        write_weights(*args)
+
+    monkeypatch.setattr(gguf_file, "_write_weights", slowly)
     first = hub.model_folder(path)
+    assert faster == [first] == list(first.parent.iterdir())
     monkeypatch.setattr(gguf_file, "convert", lambda *_: pytest.fail("converted again"))
     hub._converted.cache_clear()
     assert hub.model_folder(str(path)) == first
