@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from learner.decoder import rotary
+from learner import checks
+from learner.decoder import rotary, weights
 from learner.decoder.config import DecoderConfig, RopeScaling
 
 _FILE_BYTES = 2 * 10**9
@@ -66,8 +67,8 @@ def convert(path: Path, folder: Path) -> None:
         folder: made when all is written, so an interrupted call leaves none.
 
     Raises:
-        ValueError: the package gguf is missing, the file is damaged, or it holds an architecture, a
-            quantization or a tokenizer that is not supported, by name.
+        ValueError: the package gguf is missing, the file is damaged or lacks a tensor, or it holds
+            an architecture, a quantization or a tokenizer that is not supported, by name.
     """
     try:
         import gguf
@@ -89,6 +90,8 @@ def convert(path: Path, folder: Path) -> None:
         raise ValueError(f"{path} lacks {error.args[0]}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if lacking := sorted(weights.tensor_names(config) - named.keys()):
+        raise ValueError(f"{path} lacks {len(lacking)} tensors: {checks.shortened(lacking)}")
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Within, as a temporary folder is for its owner alone.

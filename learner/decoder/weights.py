@@ -105,6 +105,11 @@ def _tensors(config: DecoderConfig) -> dict[str, _Tensor]:
     return tensors
 
 
+def tensor_names(config: DecoderConfig) -> set[str]:
+    """The names of a checkpoint's tensors."""
+    return set(_tensors(config))
+
+
 # Reading ---------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ def write(path, reference, quantization=None, pre="smollm", **changes):
     """A file as llama.cpp's converter writes it: rows of queries and keys by neighbours."""
     config = reference.config
     writer = gguf.GGUFWriter(path, changes.get("architecture", "llama"))
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(changes.get("blocks", config.num_hidden_layers))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -132,6 +132,7 @@ def test_what_is_not_supported_is_named(reference, tmp_path):
         ({"architecture": "gemma"}, "general.architecture is 'gemma'"),
         ({"tokenizer": "llama"}, "tokenizer.ggml.model is 'llama'"),
         ({"pre": "tekken"}, "tokenizer.ggml.pre is 'tekken'"),
+        ({"blocks": 3}, r"other\.gguf lacks 9 tensors: \['model\.layers\.2\.input_layernorm"),
     ):
         path = write(tmp_path / "other.gguf", reference, **changes)
         with pytest.raises(ValueError, match=message):
