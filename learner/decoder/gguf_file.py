@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from learner import checks
@@ -177,6 +178,8 @@ def _arrays(
             gguf.GGMLQuantizationType.F16,
         ):
             array = np.asarray(tensor.data)
+        elif tensor.tensor_type == gguf.GGMLQuantizationType.BF16:
+            array = np.asarray(tensor.data).view(jnp.dtype("bfloat16"))
         else:
             try:
                 array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)

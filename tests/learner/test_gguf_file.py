@@ -5,6 +5,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import safetensors
 import torch
 from forward_pass import logits
 from tokenizers import pre_tokenizers
@@ -96,6 +97,9 @@ def test_logits_of_a_file_are_those_of_its_model(reference, tmp_path, kind):
     folder = tmp_path / "converted"
     gguf_file.convert(path, folder)
     config = DecoderConfig.from_folder(folder)
+    with safetensors.safe_open(folder / "model-00001.safetensors", "numpy") as file:
+        kept = file.get_slice("model.embed_tokens.weight").get_dtype()
+    assert kept == (kind if kind in ("F16", "BF16") else "F32")
     params = weights.load(folder, config)
     got = np.asarray(jax.jit(logits, static_argnums=1)(params, config, TOKENS, POSITIONS))
     for model, bound in (
