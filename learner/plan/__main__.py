@@ -204,15 +204,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         schedule.keep()
     else:
         targets.use_compilers()
-    work = Work(**{x.name: getattr(options, x.name) for x in dataclasses.fields(Work)})
-    result: dict[str, Any] = {
-        "versions": {x: _version(x) for x in _VERSIONS},
-        "work": dataclasses.asdict(work),
-        "targets": [],
-        "programs": [],
-    }
     sound = True
     try:
+        work = Work(**{x.name: getattr(options, x.name) for x in dataclasses.fields(Work)})
+        result: dict[str, Any] = {
+            "versions": {x: _version(x) for x in _VERSIONS},
+            "work": dataclasses.asdict(work),
+            "targets": [],
+            "programs": [],
+        }
+        if options.json:  # Now, not after compiling, if it cannot be made.
+            options.json.parent.mkdir(parents=True, exist_ok=True)
         if options.measure:
             chosen = [Target.of_this_process()]
         else:
@@ -258,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     result["programs"] += [{"config": name} | _record(x) for x in programs]
                 if options.json:
                     options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {checks.one_line(error)}", file=sys.stderr)
         return 2
     return 0 if sound else 1

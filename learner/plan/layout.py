@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from learner import checks
 from learner.decoder import model
 from learner.decoder.cached_attention import choose_decoding
 from learner.decoder.config import DecoderConfig
@@ -46,6 +47,9 @@ class Work:
         moment_dtype: dtype of Adam's moments, see `learner.training.train_state.OptimizerConfig`.
         lora_rank: rank of adapters; 0 trains all parameters.
         kl_coef: above 0 adds a reference model.
+
+    Raises:
+        ValueError: a field is out of its range.
     """
 
     prompt_length: int = 512
@@ -56,6 +60,15 @@ class Work:
     moment_dtype: str = "float32"
     lora_rank: int = 0
     kl_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.integers(
+            self, prompt_length=1, max_new_tokens=1, group_size=2, prompts_per_step=1, lora_rank=0
+        )
+        checks.positive(self, "cache_fraction")
+        checks.fractions(self, "cache_fraction")
+        checks.not_negative(self, "kl_coef")
+        checks.choices(self, moment_dtype=tuple(_MOMENT_BYTES))
 
 
 @dataclasses.dataclass(frozen=True)
