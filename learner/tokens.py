@@ -201,7 +201,8 @@ def character_tokenizer(characters: str, texts: Sequence[str] = ()) -> Any:
     another, each ended by the token <|im_end|>, which ends completions and pads too.
 
     Args:
-        characters: all that may occur, each once; ids are given in this order.
+        characters: all that may occur, each once; ids are given in this order. `encode_chats` and
+            `encode_texts` refuse others.
         texts: strings that are one token each wherever they occur.
 
     Raises:
@@ -252,7 +253,7 @@ def encode_chats(
 
     Raises:
         ValueError: a content is no text, or the template is broken, loops, fills the memory,
-            refuses a conversation or writes far more.
+            refuses a conversation or writes far more; or as `encode_texts`.
     """
     for chat in chats:
         for message in chat:
@@ -298,8 +299,26 @@ def encode_chats(
             )
     split = [text.split(mark) for text in texts]
     parts = [part for of_chat in split for part in of_chat]
-    ids = iter(tokenizer(parts, add_special_tokens=False).input_ids)
+    ids = iter(encode_texts(tokenizer, parts))
     return [[token for _ in of_chat for token in next(ids)] for of_chat in split]
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of each text, with no special tokens around them.
+
+    Raises:
+        ValueError: the tokenizer has no token for a character, by name.
+    """
+    try:
+        return tokenizer(texts, add_special_tokens=False).input_ids
+    except Exception as error:  # The package tokenizers has no class for it.
+        added = "|".join(map(re.escape, tokenizer.get_added_vocab()))
+        characters = set().union(*(re.sub(added, "", text) for text in texts))
+        unknown = "".join(sorted(characters - tokenizer.get_vocab().keys()))
+        if not unknown:
+            raise
+        shown = checks.shortened(unknown)
+        raise ValueError(f"the tokenizer has no tokens for the characters {shown}") from error
 
 
 def opens_thought(tokenizer: Any, enable_thinking: bool) -> bool:

@@ -86,7 +86,7 @@ def encode_examples(
       pairs: of a prompt's messages and its completion.
 
     Raises:
-      ValueError: the tokenizer has no end-of-turn token.
+      ValueError: the tokenizer has no end-of-turn token; or as `tokens.encode_chats`.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("eos_token_id=None: the tokenizer needs one, it ends every completion")
@@ -95,10 +95,10 @@ def encode_examples(
     opened = tokens.opens_thought(tokenizer, enable_thinking=False)
     before = f"\n{tokens.THINK_END}\n\n" if opened else ""
     prompts = tokens.encode_chats(tokenizer, [messages for messages, _ in pairs])
-    texts = tokenizer([before + completion for _, completion in pairs], add_special_tokens=False)
+    texts = tokens.encode_texts(tokenizer, [before + completion for _, completion in pairs])
     return [
         Example(prompt=tuple(prompt), completion=(*ids, tokenizer.eos_token_id))
-        for prompt, ids in zip(prompts, texts.input_ids, strict=True)
+        for prompt, ids in zip(prompts, texts, strict=True)
     ]
 
 

@@ -13,6 +13,7 @@ from whole_runs import python
 
 from learner import tokens
 from learner.chat import Completion
+from learner.training import sft
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -222,6 +223,9 @@ def test_character_tokenizer(tmp_path):
     assert tokens.stop_token_ids(tokenizer) == (5,)
     assert tokens.pad_id(tokenizer) == 5
     assert tokens.vocab_size(tokenizer) == 6
+    for prompt, completion in (("a<", "b"), ("a", "b<")):
+        with pytest.raises(ValueError, match=r"no tokens for the characters '<'$"):
+            sft.encode_examples(tokenizer, [([{"role": "user", "content": prompt}], completion)])
     tokenizer.save_pretrained(tmp_path)
     assert tokens.load_tokenizer(tmp_path).encode("ab") == [0, 1]
     # A chat model's own file may name further ends.
