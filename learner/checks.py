@@ -73,6 +73,11 @@ def fractions(options: Any, *names: str) -> None:
     _numbers(options, names, lambda value: 0 <= value <= 1, "numbers in [0, 1]")
 
 
+def below_one(options: Any, *names: str) -> None:
+    """Raises `ValueError` unless each named field is a number in [0, 1)."""
+    _numbers(options, names, lambda value: 0 <= value < 1, "numbers in [0, 1)")
+
+
 def choices(options: Any, **allowed: Sequence[Any]) -> None:
     """Raises `ValueError` unless each named field is one of the given values."""
     for name, values in allowed.items():

@@ -61,13 +61,11 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         checks.positive(self, "learning_rate", "eps")
         checks.not_negative(self, "weight_decay", "max_grad_norm")
-        for name in ("b1", "b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are numbers in [0, 1)")
+        checks.below_one(self, "b1", "b2")
         checks.integers(self, warmup_steps=0)
         checks.choices(self, decay=get_args(Decay), moment_dtype=MOMENT_DTYPES)
         if self.decay != "constant" and (
-            self.total_steps is None or self.total_steps <= self.warmup_steps
+            type(self.total_steps) is not int or self.total_steps <= self.warmup_steps
         ):
             raise ValueError(
                 f"total_steps={self.total_steps!r}: decay={self.decay!r} needs an integer above "

@@ -118,7 +118,9 @@ def test_every_leaf_lives_on_the_mesh(tiny_model):
     ("field", "value"),
     [
         ("learning_rate", 0.0),
+        ("b1", "x"),
         ("b2", 1.0),
+        ("b2", None),
         ("max_grad_norm", -1.0),
         ("warmup_steps", -1),
         ("decay", "exponential"),
@@ -128,8 +130,9 @@ def test_every_leaf_lives_on_the_mesh(tiny_model):
 def test_bad_optimizer_is_named(field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r}.*allowed"):
         OptimizerConfig(**{field: value})
-    with pytest.raises(ValueError, match="total_steps=None"):
-        OptimizerConfig(decay="cosine")
+    for total in (None, 0, 2.5, float("nan"), "5"):
+        with pytest.raises(ValueError, match=f"total_steps={total!r}: .* needs an integer above"):
+            OptimizerConfig(decay="cosine", total_steps=total)
 
 
 def test_neither_norms_nor_biases_decay(tiny_model):
