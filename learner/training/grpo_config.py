@@ -101,7 +101,9 @@ class GRPOConfig:
         )
         checks.positive(self, "epochs", "temperature", "cache_fraction")
         checks.fractions(self, "cache_fraction")
-        checks.choices(self, degenerate_groups=get_args(DegenerateGroups))
+        checks.choices(
+            self, mask_truncated=(False, True), degenerate_groups=get_args(DegenerateGroups)
+        )
         if self.degenerate_groups == "resample" and self.curriculum.method != "uniform":
             raise ValueError(
                 "degenerate_groups='resample': allowed with curriculum.method="
@@ -113,7 +115,7 @@ class GRPOConfig:
                 f"prompts_per_step={self.prompts_per_step}"
             )
 
-        if self.profile_steps and not self.profiled:
+        if not isinstance(self.profile_steps, str) or (self.profile_steps and not self.profiled):
             raise ValueError(
                 f"profile_steps={self.profile_steps!r}: allowed are '' and FIRST:END, such as '3:5'"
             )
