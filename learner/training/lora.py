@@ -50,10 +50,10 @@ class LoraConfig:
     def __post_init__(self) -> None:
         checks.integers(self, rank=0)
         checks.positive(self, "alpha")
-        if not isinstance(self.targets, str):
-            object.__setattr__(self, "targets", tuple(self.targets))
-        if not self.targets or not set(self.targets) <= set(MATRICES):
-            raise ValueError(f"targets={self.targets!r}: allowed are some of {tuple(MATRICES)}")
+        known, given = tuple(MATRICES), self.targets
+        if not (isinstance(given, list | tuple) and given and all(x in known for x in given)):
+            raise ValueError(f"targets={given!r}: allowed are some of {known}")
+        object.__setattr__(self, "targets", tuple(given))
 
 
 def init(key: jax.Array, lora: LoraConfig, config: DecoderConfig) -> Any:

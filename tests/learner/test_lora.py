@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import chex
 import forward_pass
@@ -139,6 +140,12 @@ def test_an_update_makes_no_matrix_of_the_base(tiny_model, start):
     assert f"tensor<{D}x{F}xf32>" not in text(adapters)
     assert f"tensor<2x{D}x{F}xf32>" not in text(adapters)
     assert f"tensor<2x{D}x{F}xbf16>" in text(adapters)
+
+
+@pytest.mark.parametrize("value", [5, [["q_proj"]], (), "q_proj", ["q"]])
+def test_other_targets_are_refused(value):
+    with pytest.raises(ValueError, match=rf"targets={re.escape(repr(value))}: allowed are some of"):
+        LoraConfig(targets=value)
 
 
 def test_biases_survive_the_merge(tiny_model):
