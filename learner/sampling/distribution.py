@@ -6,6 +6,7 @@ what is left is renormalised. Log-probabilities that the sampler returns are tho
 
 import dataclasses
 import math
+import operator
 
 import chex
 import jax
@@ -17,6 +18,8 @@ from learner.tokens import ThinkingBudget
 
 # Tokens of a block of the vocabulary in `draw`: the lanes of a TPU's vector unit.
 _BLOCK = 128
+# A lower temperature may be 0 in float32.
+_COLDEST = 1e-30
 # Below this temperature the maximum is subtracted before the division: afterwards, as the softmax
 # does it, the rounding error of a large quotient would exceed the differences of the others.
 _COLD = 1e-3
@@ -28,7 +31,7 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: budget of one completion, the stop token included.
-        temperature: divides the logits; 0 takes the most likely token.
+        temperature: divides the logits; 0 takes the most likely token, else at least 1e-30.
         top_k: keep only the k most likely tokens; 0 keeps all.
         top_p: keep only the smallest set of most likely tokens whose probability reaches p
             (nucleus sampling, arXiv 1904.09751), of what `top_k` left; 1 keeps all.
@@ -50,9 +53,18 @@ class SamplingParams:
     thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        try:
+            stops = tuple(map(operator.index, self.stop_token_ids))
+        except TypeError as error:
+            given = checks.shortened(self.stop_token_ids)
+            raise ValueError(f"stop_token_ids={given}: allowed are lists of integers") from error
+        object.__setattr__(self, "stop_token_ids", stops)
         checks.integers(self, max_new_tokens=1, top_k=0)
         checks.not_negative(self, "temperature")
+        if 0 < self.temperature < _COLDEST:
+            raise ValueError(
+                f"temperature={self.temperature}: allowed are 0 and numbers from {_COLDEST:g} up"
+            )
         checks.fractions(self, "top_p", "min_p")
         if not self.top_p:
             raise ValueError("top_p=0: allowed are numbers in (0, 1]")

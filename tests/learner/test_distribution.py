@@ -114,7 +114,7 @@ def test_ties_at_the_edge_are_kept():
         np.testing.assert_array_equal(np.isfinite(got), [[True, True, True, False]])
 
 
-@pytest.mark.parametrize("temperature", [1e-4, 1e-8, 1e-12])
+@pytest.mark.parametrize("temperature", [1e-4, 1e-8, 1e-12, 1e-30])
 def test_nearly_no_temperature_takes_the_likeliest(temperature):
     logits = 5 * jax.random.normal(jax.random.key(0), (64, 50))
     sampling = SamplingParams(max_new_tokens=1, temperature=temperature)
@@ -136,6 +136,9 @@ def test_nearly_no_temperature_takes_the_likeliest(temperature):
         ("max_new_tokens", 0),
         ("temperature", -1.0),
         ("temperature", float("nan")),
+        ("temperature", 9e-31),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", ("a",)),
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.1),
