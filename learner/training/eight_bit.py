@@ -27,7 +27,8 @@ BLOCK = 64
 def quantise(x: Array, signed: bool) -> tuple[Array, Array]:
     """Codes, and the largest magnitude of each block.
 
-    A number other than 0 never becomes 0: a second moment of 0 would let the next step be as large
+    A number other than 0 becomes 0 only if it, or its fraction of its block's largest, is below
+    1.2e-38, or that largest is above 8e37: a second moment of 0 would let the next step be as large
     as `eps` allows.
 
     Args:
