@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from absl import app
 
 from experiments.families import FamilyError
-from experiments.families.examination import examine
+from experiments.families.examination import examine, own_errors
 from experiments.families.loading import FamilySettings
-from experiments.families.sandbox import told
 from experiments.run import process
 from experiments.text.errors import ended_in_one_line, user_errors
 
@@ -27,13 +26,9 @@ def main(argv: Sequence[str]) -> None:
         with user_errors():
             settings = FamilySettings(argv[1])
             family = settings.load_family()
-        try:
+        with own_errors(settings.family_file):
             for line in examine(family):
                 print(line)
-        except FamilyError:
-            raise
-        except Exception as error:  # A user's own file may raise anything.
-            raise FamilyError(told(error, str(settings.family_file))) from error
         print("the family is usable")
 
 

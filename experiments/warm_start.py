@@ -275,7 +275,8 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     with user_errors():
         family = settings.load_family()
     if settings.family_file:
-        examination.try_once(family)
+        with examination.own_errors(settings.family_file):
+            examination.try_once(family)
     made = validation_set(settings, family).problems
     try:
         family.solutions(made)  # Before the many of the lessons are made.

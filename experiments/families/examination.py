@@ -3,9 +3,12 @@
 Makes problems at the corners of the space and verifies the family's own solutions.
 """
 
+import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +22,7 @@ from experiments.families.family import (
     NoProblemError,
     Problem,
 )
+from experiments.families.sandbox import told
 from experiments.families.shapes import ShapeError, check
 from learner.chat import Completion
 
@@ -45,8 +49,19 @@ def corners(space: ConfigurationSpace) -> Iterator[tuple[str, Configuration]]:
         yield label, Configuration.from_cells({**uniform.cells(), **fractions})
 
 
+@contextlib.contextmanager
+def own_errors(path: Path | None) -> Iterator[None]:
+    """Turns any error of a user's own file into a `FamilyError` that says where it was raised."""
+    try:
+        yield
+    except FamilyError:
+        raise
+    except Exception as error:
+        raise FamilyError(told(error, str(path))) from error
+
+
 def try_once(family: Family) -> None:
-    """Makes a few problems of the validation set's configuration, and verifies empty completions.
+    """Makes a few problems, shows one as a run would, and verifies empty completions.
 
     The completions only if the family has no task of its own, which might ask a server.
 
@@ -54,8 +69,22 @@ def try_once(family: Family) -> None:
       FamilyError: that fails.
     """
     problems = family.generate(jax.random.key(0), family.validation, FEW, ()).problems
+    shown = {**problems[0], "id": "0"}  # As in a run, which numbers them.
+    for name in family.texts.checks:
+        _check(family.failure(name), str, f"failure({name!r})")
+    _check(family.text(shown, ""), str, "text")
+    _check(family.example(shown, ""), str, "example")
+    family.draw(shown, "")
     if type(family).task is Family.task:
         _verify(family, problems, [""] * len(problems), "an empty completion")
+
+
+def _check(value: Any, shape: Any, name: str) -> None:
+    """`shapes.check` for what a user reads."""
+    try:
+        check(value, shape, name)
+    except ShapeError as error:
+        raise FamilyError(str(error)) from error
 
 
 def _verify(family: Family, problems: Sequence[Problem], texts: Sequence[str], what: str) -> int:
@@ -66,11 +95,8 @@ def _verify(family: Family, problems: Sequence[Problem], texts: Sequence[str], w
     """
     task = family.task(problems)
     message = {"role": str, "content": str}
-    try:
-        for i in range(len(task)):
-            check(list(task.messages(i)), [message], f"messages({i})")
-    except ShapeError as error:
-        raise FamilyError(str(error)) from error
+    for i in range(len(task)):
+        _check(list(task.messages(i)), [message], f"messages({i})")
     completions = [Completion(text, 1, False) for text in texts]
     records = task.score(np.arange(len(problems)), completions).records
     for record in records:
@@ -133,10 +159,7 @@ def examine(family: Family) -> Iterator[str]:
     except NotImplementedError:
         yield "solutions: none defined, which only a warm start needs"
         return
-    try:
-        check(list(texts), [str], "solutions")
-    except ShapeError as error:
-        raise FamilyError(str(error)) from error
+    _check(list(texts), [str], "solutions")
     if len(texts) != len(problems):
         raise FamilyError(f"solutions: {len(texts)} of {len(problems)} problems")
     valid = _verify(family, problems, texts, "a solution of the family")

@@ -14,7 +14,14 @@ import numpy as np
 from engineer.space import Configuration, ConfigurationSpace
 from engineer.texts import FamilyTexts
 from experiments import families
-from experiments.families.family import SCORED, Family, Generated, NoProblemError, Problem
+from experiments.families.family import (
+    NOT_SCORED,
+    SCORED,
+    Family,
+    Generated,
+    NoProblemError,
+    Problem,
+)
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions
@@ -160,7 +167,8 @@ class FamilySettings:
             if not isinstance(getattr(family, member, None), kind):
                 raise ValueError(f"family={name!r}: {attribute}.{member} must be a {kind.__name__}")
         if SCORED not in family.texts.checks:
-            texts = family.texts
+            texts, failure = family.texts, family.failure
+            vars(family)["failure"] = lambda name: NOT_SCORED if name == SCORED else failure(name)
             family.texts = dataclasses.replace(
                 texts,
                 checks=(SCORED, *texts.checks),

@@ -134,7 +134,8 @@ class Loop:
                 lambda: designing.start_config(settings, self._family.space, seed)
             )
             if settings.family_file:
-                distributed.on_first(lambda: examination.try_once(self._family))
+                tried = examination.own_errors(settings.family_file)(examination.try_once)
+                distributed.on_first(lambda: tried(self._family))
             params = distributed.on_all(self._load_model)
             self._trainer = GRPOTrainer(
                 settings.training,

@@ -8,6 +8,7 @@ import pytest
 
 from experiments import check_family
 from experiments.families import sandbox, template
+from experiments.families.loading import FamilySettings
 from experiments.ring import loop
 from experiments.run.status import Reporter
 from experiments.run.store import RunStore
@@ -40,6 +41,9 @@ def test_the_template_is_usable(tmp_path, capsys):
     assert out.endswith("solutions: 200 of 200 valid\nthe family is usable\n")
 
 
+OWN = 'reward = "the part of the digits that stand before the first error"'
+
+
 def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
@@ -56,6 +60,10 @@ def slow(*values):
         ("default_rng(np.asarray(jax.random.key_data(key)))", "default_rng()", "the same key"),
         slow("seen = {tuple", "seen = set() and {tuple", "a problem of `exclude` is there"),
         slow("if text != right else", "if text and text != right else", "an empty completion"),
+        (OWN, f"{OWN}\n    def text(self, *_): return _[0]['q']\n", r"KeyError: 'q' .*in text\)"),
+        (OWN, f"{OWN}\n    failure = {{'right_value': 3}}.get\n", r"failure\('is_nu.*=None: "),
+        slow(OWN, f"{OWN}\n    def example(self, *_): pass\n", "example=None: allowed are values"),
+        slow(OWN, f"{OWN}\n    def draw(self, *_): raise SystemError\n", "SystemError: .*in draw"),
         slow("if text.isdecimal()", "if int(text or 0)", "a completion in prose.*ValueError"),
     ],
 )  # fmt: skip
@@ -71,6 +79,14 @@ def test_modules_beside_the_file_are_found(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", sys.path[:])  # As a console script: without the folder.
     told = lines(tmp_path, capsys, "TRIES = 1000", "from of_its_own import TRIES\n")
     assert "the family is usable" in told
+
+
+def test_families_need_no_words_for_what_could_not_be_scored(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(TEMPLATE.replace(OWN, "failure = dict(is_number='no', right_value='bad').get"))
+    family = FamilySettings(f"{path}:family").load_family()
+    failures = {"scored": "could not be scored", "is_number": "no", "right_value": "bad"}
+    assert {name: family.failure(name) for name in family.texts.checks} == failures
 
 
 def test_a_file_that_exits_is_told(tmp_path, capsys):
