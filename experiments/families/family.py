@@ -253,7 +253,8 @@ class Family(ABC):
         `Task.score` returns a record for each completion with `group` (the row of its problem),
         `valid` and `failed` (names of failed checks of `texts.checks`). Optional are `optimal`,
         `violation_time`, `gap` and `features` (see `FailureBreakdown.from_records`), `accuracy`
-        (the reward without shaping such as length), and any other fields.
+        (the reward without shaping such as length), `tokens` and `truncated` of the completion,
+        and any other fields.
         """
         return ProblemTask(problems, self.prompt, self.verify, self.token_cost, self.check_record)
 
@@ -273,6 +274,8 @@ class Family(ABC):
             "violation_time?": int,
             "gap?": float,
             "features?": [str],
+            "tokens?": int,
+            "truncated?": bool,
         }
         shapes.check(record, shape, "verify")
         if record["valid"] == bool(record["failed"]):

@@ -116,9 +116,9 @@ def validate(
     answered = (problem for problem in problems for _ in range(samples))
     return [
         {
-            "id": problem["id"],
             "optimal": record["valid"],
             **record,
+            "id": problem["id"],
             "tokens": completion.num_tokens,
             "truncated": completion.truncated,
             "text": completion.text,

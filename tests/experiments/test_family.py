@@ -187,7 +187,9 @@ def test_each_completion_needs_a_record(family):
         validate(from_config({}), Other(), respond, problems, None)
 
 
-def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(family, tmp_path):
+def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(
+    family, tmp_path, monkeypatch
+):
     def respond(right):
         def answers(params, chats, key, count):
             texts = ("3", "7") if right is None else (right,)
@@ -195,6 +197,10 @@ def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(famil
 
         return answers
 
+    own = {"id": "q7", "tokens": 9, "truncated": True, "text": "own"}  # Those of the run count.
+    monkeypatch.setattr(
+        family, "verify", lambda *asked: {**type(family).verify(family, *asked), **own}
+    )
     problems = [{"id": name, "group": "3", "terms": [1, 2]} for name in "ab"]
     store, fixed = RunStore(tmp_path), (from_config({}), family)
     written = write_validation(
@@ -214,6 +220,7 @@ def test_a_problem_may_have_several_sampled_answers_and_has_one_greedy_one(famil
         ("a", "3"), ("a", "7"), ("b", "3"), ("b", "7"),
     ]  # fmt: skip
     found = store.read(tmp_path / "validation.json")
+    assert (found["completion_tokens_mean"], found["truncated_fraction"]) == (1, 0)
     outcomes = [FailureBreakdown.from_dict(each) for each in (found, found["greedy"])]
     assert [each.answers for each in outcomes] == [4, 2]
     point = {"valid": 2, "answers": 4, "greedy": 2, "greedy_answers": 2}

@@ -44,6 +44,8 @@ def sums():
         ({"failed": [], "violation_time": 0.5}, "verify.violation_time=0.5"),
         ({"failed": [], "features": {"a": 1}}, "verify.features="),
         ({"failed": [], "accuracy": "high"}, "verify.accuracy='high'"),
+        ({"failed": [], "tokens": ["1"]}, "verify.tokens="),
+        ({"failed": [], "truncated": "no"}, "verify.truncated='no'"),
     ],
 )
 def test_a_wrong_record_fails_scored_and_counts_as_nothing_else(sums, returned, why, caplog):
