@@ -37,6 +37,7 @@ WORKERS = min(4, os.cpu_count() or 1)
 
 MEMORY = 4 << 30  #: Bytes of address space, in addition to a file's imports.
 _WAIT = 10  # Limit on wall time, as a multiple of that on processor time.
+_LONGEST_POLL = 3600.0  # Seconds; it holds milliseconds in 32 bits.
 _START = 60.0  # Seconds of processor time for a file's imports.
 _MOST = 1 << 28  # Bytes of a reply.
 _REFUSED = """
@@ -166,7 +167,7 @@ class _Process:
             if patience <= 0:
                 raise OutOfTimeError(f"more than {seconds:g} s of processor time")
             poll.register(self._channel, select.POLLOUT if left else select.POLLIN)
-            if not poll.poll(1000 * patience):
+            if not poll.poll(1000 * min(patience, _LONGEST_POLL)):
                 continue
             try:
                 if left:
@@ -220,7 +221,8 @@ def _serve(path: str) -> None:
     for line in requests:
         identity, _, request = line.decode().partition(" ")
         name, arguments, seconds = json.loads(request)
-        signal.alarm(int(2 * _WAIT * seconds) + 1)  # Ends the process if nobody else is left to.
+        # Ends the process if nobody else is left to.
+        signal.alarm(int(min(2 * _WAIT * seconds, 2**31 - 2)) + 1)
         try:
             first, *rest = name.split(".")
             value = functools.reduce(getattr, rest, functions[first])(*arguments)

@@ -148,6 +148,11 @@ def test_a_function_has_its_stated_outcome_and_the_next_call_its_own(box, index)
     assert os.listdir(os.path.dirname(box._path)) == ["functions.py"]
 
 
+@pytest.mark.parametrize("seconds", [3e6, 3e8])
+def test_a_limit_may_be_years(box, seconds):
+    assert box.call("add", 1, 1, seconds=seconds) == 2
+
+
 def test_after_ctrl_c_replies_belong_to_their_calls(tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Background jobs ignore it.
     path = tmp_path / "functions.py"
