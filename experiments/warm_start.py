@@ -98,6 +98,7 @@ _DECAY = flags.DEFINE_enum(
 )
 _LAYERS = flags.DEFINE_integer("layers", 4, "Layers of a new model.", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 128, "Its width, a multiple of 64.", lower_bound=64)
+flags.register_validator("width", lambda width: width % 64 == 0, "allowed are multiples of 64")
 _INITIALIZER_RANGE = flags.DEFINE_float(
     "initializer_range", 0.02, "Standard deviation of its first weights.", lower_bound=0
 )
@@ -246,14 +247,13 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unexpected arguments {argv[1:]}; options look like --name=value")
     process.keep_freed_memory()
     process.quieten(absl_logging.WARNING)
-    settings = settings_lib.from_config(_CONFIG.value)
-    lacks_base = _MODEL.value is None and settings.training.lora.rank
-    if lacks_base:
-        raise app.UsageError("config.training.lora.rank: adapters need an existing --model")
-    if _MODEL.value is not None:
-        with ended_in_one_line(), user_errors():
+    with ended_in_one_line(), user_errors():
+        settings = settings_lib.from_config(_CONFIG.value)
+        if _MODEL.value is not None:
             model_settings = dataclasses.replace(settings.model, path=_MODEL.value)
-        settings = dataclasses.replace(settings, model=model_settings)
+            settings = dataclasses.replace(settings, model=model_settings)
+    if _MODEL.value is None and settings.training.lora.rank:
+        raise app.UsageError("config.training.lora.rank: adapters need an existing --model")
     try:
         with ended_in_one_line(FamilyError), memory_errors(_LESS_MEMORY):
             _make(settings, Reporter())
@@ -315,6 +315,7 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     # What a run would refuse is refused before the training, not after it.
     with user_errors():
         design_completer(settings, family, policy)
+        sampled, greedy = validation_completers(settings, policy)
     optimizer, adapters = _optimizer(settings), settings.training.lora
     trainer = sft.SFTTrainer(
         sft.SFTConfig(
@@ -334,7 +335,6 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     reporter.line(f"{count:,} parameters, vocabulary of {len(policy.tokenizer):,}")
     trained = lora.init(init_key, adapters, policy.config) if adapters.rank else params
     state = train_state.create_train_state(trained, policy.config, optimizer, policy.mesh, adapters)
-    sampled, greedy = validation_completers(settings, policy)
     decisive = _decisive(settings)
 
     def outcome(respond: Completer, state: TrainState) -> FailureBreakdown:

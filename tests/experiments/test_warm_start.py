@@ -19,6 +19,7 @@ from absl.testing import flagsaver
 from whole_runs import ROOT, environment, python
 
 from experiments import warm_start
+from experiments.configs import sums
 from experiments.families import sandbox, template
 from experiments.run.status import Reporter
 from experiments.settings import from_config
@@ -73,6 +74,36 @@ def test_only_the_same_warm_start_goes_on(flag, options, file, said, tmp_path, m
                 SimpleNamespace(abstract_state=state), state, {}, decisive(**options), None,
                 tmp_path / "out", Reporter(quiet=True), None,
             )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training.temperature": -1.0}, r"error: training\.temperature=-1\.0: allowed are"),
+        (
+            {"training.thinking_tokens": 4, "validation.thinking_tokens": 4},
+            "error: thinking_tokens=4: the tokenizer has no token </think>",
+        ),
+    ],
+)
+def test_what_a_run_would_refuse_ends_it_in_one_line_before_training(
+    changes, said, tmp_path, monkeypatch
+):
+    config = sums.get_config()
+    config.update_from_flattened_dict({"family": "words:sums", **changes})
+    monkeypatch.setattr(warm_start, "_CONFIG", SimpleNamespace(value=config))
+    for name in ("quieten", "keep_freed_memory"):  # Not in this process.
+        monkeypatch.setattr(warm_start.process, name, lambda *_: None)
+    monkeypatch.setattr(warm_start, "load_params", lambda *_: None)  # To be refused before.
+    with flagsaver.flagsaver(out=str(tmp_path), model="sums", solutions=8, designs=2):
+        flags.FLAGS.mark_as_parsed()
+        with pytest.raises(SystemExit, match=said):
+            warm_start.main(["warm_start"])
+
+
+def test_a_width_that_heads_do_not_divide_is_refused_at_once():
+    with pytest.raises(flags.IllegalFlagValueError, match="width=160: allowed are multiples of 64"):
+        flagsaver.flagsaver(width=160).__enter__()
 
 
 @pytest.mark.slow
