@@ -373,7 +373,9 @@ def test_a_branch_copies_no_design_of_its_last_round(tmp_path):
     steps = [{"step": i} for i in range(2)]
     for index in range(3):
         store.write(store.round(index) / "train.jsonl", steps)
+    put(tmp_path / "target.tmp/of_a_user")
     branching.copy_rounds(source, target, 2, {"run": "source", "round": 1})
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "target", "target.tmp"}
     copied = {str(path.relative_to(target)) for path in target.rglob("*.json")}
     assert copied == {
         "branch.json",
