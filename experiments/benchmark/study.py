@@ -14,8 +14,8 @@ from experiments.benchmark.solvers import START
 from experiments.benchmark.table import METRICS, Contender, Outcomes, Results
 from experiments.families.lakes.published import Group
 from experiments.measurements import Table
-from experiments.run import store as files
 from experiments.statistics import compare
+from experiments.study.results import FILE, read
 from experiments.text.errors import UserError
 
 BEFORE = "before training"
@@ -38,14 +38,14 @@ class MeasuredStudy:
         """The study in a folder; one without runs if none is given.
 
         Raises:
-          UserError: there is none.
+          UserError: there is none, or as `read` of `experiments.study.results`.
         """
         if folder is None:
             return cls(Path(), {"variants": [], "runs": [], "reference": None})
-        path = Path(folder, "study.json")
-        if not path.is_file():
+        root = Path(folder)
+        if not (root / FILE).is_file():
             raise UserError(f"study={folder}: no study is there")
-        return cls(path.parent, files.read_file(path))
+        return cls(root, read(root))
 
     @functools.cached_property
     def labels(self) -> dict[str, str]:

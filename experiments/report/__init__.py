@@ -13,6 +13,7 @@ from experiments.report import run, study
 from experiments.report.charts import Gallery
 from experiments.run import store as files
 from experiments.run.reading import is_run, read_run
+from experiments.study.results import FILE
 
 
 def write(root: Path) -> Path:
@@ -31,7 +32,7 @@ def write(root: Path) -> Path:
         the message names it.
     """
     gallery = Gallery(root)
-    if (root / study.FILE).is_file():
+    if (root / FILE).is_file():
         for chart in study.figures(root):
             gallery.add(chart)
         return root / "figures"

@@ -12,11 +12,9 @@ from typing import Any
 
 from experiments.families import Family
 from experiments.report.charts import Estimates, Lines, Series, on_one_scale
-from experiments.run.reading import read_json
 from experiments.settings import family_of
-from experiments.study.results import SCHEMA, labels, rate, rate_of
+from experiments.study.results import labels, rate, rate_of, read
 
-FILE = "study.json"
 _OF_ROWS = ("valid_worst", "valid_fall", "valid_test")  # No rates of the whole validation.
 
 Found = Mapping[str, Any]
@@ -27,16 +25,9 @@ def figures(root: Path) -> Iterator[Estimates | Lines]:
     """The charts of a study: its comparison, learning curves and configurations.
 
     Raises:
-      ValueError: the file of the study is damaged or of another version.
+      UserError: as `read` of `experiments.study.results`.
     """
-    path = root / FILE
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: schema {SCHEMA} is needed; make it anew with experiments.study")
-    if "branches" in found:
-        raise ValueError(
-            f"{path}: a study of branches has no figures; its comparison.md has tables"
-        )
+    found = read(root)
     family = family_of(found["base"])
     for draw in (_means, _differences):  # Those of rates share one scale.
         yield from on_one_scale([draw(found, metric) for metric in found["metrics"]])

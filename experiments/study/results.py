@@ -85,10 +85,11 @@ from experiments.run.reading import Run, Validation, read_run
 from experiments.settings import Settings
 from experiments.study import provenance
 from experiments.study.variants import Budget, Study
+from experiments.text.errors import UserError
 from experiments.text.templates import render
 from learner.training.trainer import GRPOConfig
 
-SCHEMA = 1
+FILE, SCHEMA = "study.json", 1
 METRICS = {
     "valid_final": "valid after the last round",
     "valid_last3": "valid, mean of the last three validations",
@@ -168,8 +169,26 @@ def write(
         "metrics": [{"name": name, "label": METRICS[name]} for name in compared],
         "comparison": comparison,
     }
-    files.write_file(root / "study.json", found)
+    files.write_file(root / FILE, found)
     files.write_text(root / "comparison.md", markdown(found))
+    return found
+
+
+def read(root: Path) -> dict[str, Any]:
+    """The content of `study.json`, for what compares the runs of variants.
+
+    Raises:
+      UserError: the file is damaged, of another version, or of a study of branches.
+    """
+    path = root / FILE
+    found = files.read_file(path)
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise UserError(f"{path}: schema {SCHEMA} is needed; make it anew with experiments.study")
+    if "branches" in found:
+        raise UserError(
+            f"{path}: a study of branches has no figures and no benchmark; its comparison.md has "
+            "tables"
+        )
     return found
 
 

@@ -11,6 +11,7 @@ import scipy.stats
 from whole_runs import ROOT, finish, start
 
 from experiments import statistics
+from experiments.benchmark.study import MeasuredStudy
 from experiments.configs.studies import bases
 from experiments.report.study import figures
 from experiments.run.status import Reporter
@@ -195,10 +196,11 @@ def test_only_some_variants_go_on():
     }
 
 
-def test_its_figures_are_refused(tmp_path):
+def test_its_figures_and_its_benchmark_are_refused(tmp_path):
     (tmp_path / "study.json").write_text(json.dumps({"schema": results.SCHEMA, "branches": {}}))
-    with pytest.raises(ValueError, match="a study of branches has no figures"):
-        list(figures(tmp_path))
+    for read in (lambda: list(figures(tmp_path)), lambda: MeasuredStudy.read(str(tmp_path))):
+        with pytest.raises(UserError, match="a study of branches has no figures and no benchmark"):
+            read()
 
 
 def test_tables_are_written_before_anything_is_finished(tmp_path):
