@@ -26,7 +26,7 @@ from absl import app, flags
 from experiments import measurements
 from experiments.benchmark import __main__ as benchmark
 from experiments.benchmark import reproduction
-from experiments.benchmark.asking import ask, read_outcomes
+from experiments.benchmark.asking import ask, file_name, read_outcomes
 from experiments.benchmark.oracles import ORACLES
 from experiments.benchmark.questions import open_set, read_set
 from experiments.benchmark.solvers import ENDPOINT, Options, make_solver
@@ -79,6 +79,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
     base, study = command.CONFIG.value, published.STUDY
+    if base.family != (own := published.get_config().family):
+        raise UserError(f"config.family={base.family}: allowed is {own}, which the benchmark asks")
     base.model.path = _MODEL.value
     folder, others = root / "benchmark", _options(_ASKED.value)
     # Reject what is first needed after all training.
@@ -114,7 +116,7 @@ def _load(root: Path) -> tuple[Study, ml_collections.ConfigDict]:
             sys.exit(made.exitcode)
     if (folder / "instances.jsonl").exists():
         # Keep benchmark instances out of training.
-        base[base.family].exclude = str(folder / "instances.jsonl")
+        base[own].exclude = str(folder / "instances.jsonl")
     return study, base
 
 
@@ -191,12 +193,28 @@ def _benchmark(root: Path, all_jobs: Sequence[Job]) -> Work:
     """The work of the benchmark: the weights before training, and those after each round."""
     folder = root / "benchmark"
     each = reproduction.count(SCALES[_SCALE.value][1], _PER_CELL.value)
-    rounds = [job.settings.loop.rounds - (job.shared is not None) for job in all_jobs]
-    total = 1 + sum(rounds) + len(_ENDPOINTS.value)
-    asked = [len(files.read_log(path)) for path in folder.glob("models/*/answers.jsonl")]
-    left, finished = total * each - sum(asked), sum(number == each for number in asked)
-    took = hours(left, times(folder)["seconds"], sum(asked))
-    return Work("benchmark", finished, total, left, took)
+    runs = [
+        {
+            "variant": job.variant,
+            "seed": job.settings.seed,
+            "folder": str(job.folder),
+            "status": "finished",
+            "points": range(1 + job.settings.loop.rounds),
+            "shared": job.shared and {"folder": str(job.shared)},
+        }
+        for job in all_jobs
+        if job.variant
+    ]
+    names = {*MeasuredStudy(root, {"runs": runs}).models}
+    names |= {one.rpartition("#")[2] for one in _ENDPOINTS.value}
+    answered = {
+        path.parent.name: len(files.read_log(path))
+        for path in folder.glob("models/*/answers.jsonl")
+    }
+    asked = [answered.get(file_name(name), 0) for name in names]
+    left, finished = len(names) * each - sum(asked), sum(number == each for number in asked)
+    took = hours(left, times(folder)["seconds"], sum(answered.values()))
+    return Work("benchmark", finished, len(names), left, took)
 
 
 def _parse(argv: list[str]) -> list[str]:

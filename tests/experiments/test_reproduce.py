@@ -215,16 +215,19 @@ def test_the_numbers_of_instances():
     assert sorted(set(made.instances.active.sum(1).tolist())) == [2, 3]
 
 
-#: Loads with flags of several starts, and prints the error or the budget of the last variant.
+#: Loads with flags of several starts, and prints the error or the budget of the last variant. Then
+#: the work of a benchmark that was begun with more variants.
 LOADS = """
 import json, sys
 from pathlib import Path
 from absl.testing import flagsaver
 from experiments import reproduce
+from experiments.study import runs
 from experiments.text.errors import UserError
 
 reproduce._parse(["reproduce", "--model=tiny", "--out=none", "--dry_run"])
 for chosen in json.loads(sys.argv[1]):
+    reproduce.command.CONFIG.value.family = chosen.pop("family", "lakes")
     with flagsaver.flagsaver(**chosen):
         try:
             study, _ = reproduce._load(Path("none"))
@@ -232,10 +235,17 @@ for chosen in json.loads(sys.argv[1]):
             print(last.name, last.changes.get("engineer.max_new_tokens"))
         except UserError as error:
             print(error)
+root = Path(sys.argv[2])
+with flagsaver.flagsaver(variants=["base", "v6"], per_cell=1):
+    study, base = reproduce._load(root)
+    print(*reproduce._benchmark(root, runs.jobs(study, study.settings(base))))
 """
 
 
-def test_what_is_asked_last_is_checked_first():
+def test_what_is_asked_last_is_checked_first_and_what_is_left_counted(tmp_path):
+    for name, answers in (("v6.seed-0.round-1", 90), ("v6.seed-1.round-2", 40), ("v5.seed-0", 90)):
+        path = tmp_path / "benchmark" / "models" / name / "answers.jsonl"
+        files.write_file(path, [{}] * answers)
     server, budget = ["http://127.0.0.1:9/v1#M.1"], "--max_new_tokens=16384"
     expected = (
         ({"endpoint": server}, "by-m-1 4096"),
@@ -251,10 +261,15 @@ def test_what_is_asked_last_is_checked_first():
         ({"endpoint": server * 2}, "variants=["),
         ({"judge": "none/runs/v6/seed-0"}, "full None"),  # It is trained first.
         ({"judge": "elsewhere"}, "model=elsewhere: neither"),
+        ({"family": "words:sums"}, "config.family=words:sums: allowed is lakes"),
         ({"judge": "exact"}, "judge=exact: allowed are models"),
     )
-    done = python("-c", LOADS, json.dumps([chosen for chosen, _ in expected]))
-    for line, (_, words) in zip(done.stdout.splitlines(), expected, strict=True):
+    done = python("-c", LOADS, json.dumps([chosen for chosen, _ in expected]), tmp_path)
+    *lines, work = done.stdout.splitlines()
+    # The start, round 0 of each seed, and rounds 1 and 2 of both variants.
+    total = 1 + 5 + 5 * 2 * 2
+    assert work == f"benchmark 1 {total} {total * 90 - 90 - 40} 0.0"
+    for line, (_, words) in zip(lines, expected, strict=True):
         assert line.startswith(words), line
 
 
