@@ -197,6 +197,8 @@ def checked(arguments: argparse.Namespace) -> Options:
         if value is not None and not value >= low:
             raise ValueError(f"{name}={value}: allowed are numbers from {low} up")
     checks.seeds(options, "seed", "set_seed")
+    if options.temperature is not None:
+        checks.not_negative(options, "temperature")
     prices = options.price_in, options.price_out
     if (prices[0] is None) != (prices[1] is None):
         raise ValueError("price_in={}, price_out={}: either both or neither".format(*prices))

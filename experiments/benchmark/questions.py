@@ -115,17 +115,18 @@ def read_set(root: Path) -> BenchmarkQuestions:
     """The questions in a folder.
 
     Raises:
-      UserError: there are none.
+      UserError: there are none, or their files are damaged.
     """
     if not (root / "set.json").exists():
         raise UserError(f"out={root}: no benchmark is there; a --model is needed to begin one")
-    records = list(formats.read_jsonl(root / "instances.jsonl"))
-    return BenchmarkQuestions(
-        names=tuple(record["id"] for record in records),
-        instances=formats.from_records(records),
-        groups=tuple(map(_group, records)),
-        about=files.read_file(root / "set.json"),
-    )
+    with files.damage_named(root / "instances.jsonl"):
+        records = list(formats.read_jsonl(root / "instances.jsonl"))
+        return BenchmarkQuestions(
+            names=tuple(record["id"] for record in records),
+            instances=formats.from_records(records),
+            groups=tuple(map(_group, records)),
+            about=files.read_file(root / "set.json"),
+        )
 
 
 def _make(options: argparse.Namespace, reporter: Reporter) -> _Made:

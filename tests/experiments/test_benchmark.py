@@ -170,10 +170,18 @@ def test_a_cut_log_is_mended_and_other_options_are_refused(source, oracles, caps
         (("--model=exact", "--name=a", "--name=b"), "2 times for 1 models"),
         (("--model=endpoint:http://x/v1#m", "--thinking_tokens=5"), "--extra"),
         (("--model=endpoint:nowhere#m",), "url='nowhere'"),
+        (("--model=endpoint:http://x/v1#m", "--temperature=nan"), "temperature=nan: allowed"),
         (("--model=endpoint:http://x/v1#m", "--max_cost=1"), "needs price_in"),
     ):
         assert run(source, oracles, *options) == 1
         assert words in capsys.readouterr().err
+    questions = oracles / "instances.jsonl"
+    kept = questions.read_text()
+    for damaged in (kept[:-20], kept.replace("wait_ratio", "ratio")):
+        questions.write_text(damaged)
+        assert run(None, oracles) == 1
+        assert f"error: {questions}: damaged: " in capsys.readouterr().err
+    questions.write_text(kept)
 
 
 class Server(LocalServer):
