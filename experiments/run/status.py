@@ -39,7 +39,7 @@ class Reporter:
         # In a notebook, FORCE_COLOR would make rich take the pipe for a terminal.
         terminal = sys.stdout.isatty()
         self._console = Console(
-            highlight=False, soft_wrap=True, quiet=quiet, force_terminal=terminal
+            highlight=False, soft_wrap=True, quiet=quiet, force_terminal=terminal, emoji=False
         )
 
     def line(self, text: str) -> None:
