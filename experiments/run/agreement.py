@@ -6,9 +6,10 @@ be noticed at the first checkpoint.
 """
 
 import hashlib
+import itertools
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
@@ -20,7 +21,7 @@ from experiments.text.errors import UserError, user_errors
 from learner.devices import distributed
 
 _CODE = ("mapf_jax", "engineer", "learner", "experiments")
-_CODE_FILES = ("*.py", "*.txt", "*.json", "*.yaml")
+_CODE_FILES = ("*.py", "*.txt", "*.md", "*.jinja", "*.json", "*.yaml")
 # Seconds that a file may take to appear on another host.
 _PATIENCE = 10.0
 
@@ -38,12 +39,7 @@ def check_alike(settings: Settings) -> None:
     mine = {
         "options": settings.to_dict(),
         "family": files.family_digest(settings),
-        "code": _digest(
-            path
-            for package in _CODE
-            for pattern in _CODE_FILES
-            for path in (Path(__file__).parents[2] / package).rglob(pattern)
-        ),
+        "code": _digest(_code()),
         "packages": versions.packages(),
         "model": versions.model_files(model),
     }
@@ -95,6 +91,12 @@ def _unseen(marks: list[Path]) -> list[int]:
         if not unseen or time.monotonic() > end:
             return unseen
         time.sleep(0.2)
+
+
+def _code() -> Iterator[Path]:
+    """Yields the files that decide what a run computes, templates of contexts and chats too."""
+    for package, pattern in itertools.product(_CODE, _CODE_FILES):
+        yield from (Path(__file__).parents[2] / package).rglob(pattern)
 
 
 def _digest(paths: Iterable[Path]) -> str:

@@ -4,6 +4,9 @@ import json
 
 import pytest
 from several_processes import two_processes
+from whole_runs import ROOT
+
+from experiments.run import agreement
 
 LINES = """
 import dataclasses, json
@@ -103,6 +106,12 @@ def test_processes_that_differ_are_named(told):
         assert one["seed"] == (
             "UserError: process 1 differs from process 0: options.seed is 1, not 0"
         )
+
+
+def test_the_code_is_all_that_decides_what_models_read():
+    code = {path.relative_to(ROOT).as_posix() for path in agreement._code()}
+    templates = ("templates/training_details.md", "families/lakes/chat_template.jinja")
+    assert code > {"engineer/modules.txt", *(f"experiments/{name}" for name in templates)}
 
 
 def test_a_folder_of_ones_own_is_no_shared_one(told):
