@@ -26,6 +26,7 @@ from experiments.ring.validation import complete_all, validation_completers, val
 from experiments.run import policy, process
 from experiments.settings import Settings
 from experiments.text.errors import UserError, ended_in_one_line, memory_errors, user_errors
+from learner import checks
 from learner.chat import Completion
 from learner.decoder.config import DTYPES
 from learner.sampling.completer import Completer
@@ -247,6 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _probe_all(arguments: argparse.Namespace) -> None:
     """Prints what is found, family by family."""
     with user_errors():
+        checks.integers(arguments, problems=1)
         settings = [_settings(arguments, name) for name in arguments.families.split(",")]
         families = [each.load_family() for each in settings]
         model = policy.load_policy(settings[0])

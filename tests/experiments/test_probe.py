@@ -110,5 +110,7 @@ def test_a_model_can_begin_on_its_own_family_and_not_on_another(capsys):
 def test_what_is_wrong_is_one_line(capsys):
     with pytest.raises(SystemExit, match=r"error: family='words:nothing': .*allowed are mixed"):
         probe.main(["--model=tiny", "--families=words:nothing"])
+    with pytest.raises(SystemExit, match="error: problems=0: allowed are integers from 1 up"):
+        probe.main(["--model=tiny", "--families=words:sums", "--problems=0"])
     with pytest.raises(SystemExit, match=r"error: .*samples=8: only with temperature above 0"):
         probe.main(["--model=tiny", "--families=lakes", "--temperature=0"])
