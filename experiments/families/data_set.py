@@ -23,9 +23,12 @@ class DataSet(Family):
     def __init__(
         self, problems: Sequence[Problem], label: str, task: str, checks: Sequence[str]
     ) -> None:
-        self.problems = [{**problem, "index": i} for i, problem in enumerate(problems)]
+        self.problems = [
+            {**problem, "group": str(problem["group"]), "index": i}
+            for i, problem in enumerate(problems)
+        ]
         fraction = Parameter("fraction", meaning=f"the part of the set that is of this {label}.")
-        rows = ordered_rows(problem["group"] for problem in problems)
+        rows = ordered_rows(problem["group"] for problem in self.problems)
         self.space = ConfigurationSpace(label, rows, (fraction,), fraction.name)
         self.texts = plain_texts(self.space, task, checks)
 

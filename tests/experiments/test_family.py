@@ -501,6 +501,13 @@ def test_no_set_repeats_what_it_is_kept_apart_from(family, tmp_path, monkeypatch
     assert excluded == [set(), validation, validation]
 
 
+def test_the_groups_of_a_data_set_may_be_numbers():
+    family = families.DataSet([{"group": level} for level in (10, 9)], "level", "to add", ["right"])
+    assert family.space.rows == ("9", "10")
+    made = family.generate(jax.random.key(0), family.space.uniform(), 2, ())
+    assert {problem["group"] for problem in made.problems} == {"9", "10"}
+
+
 @pytest.mark.slow
 def test_a_data_set_with_a_scoring_function_is_a_family(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
