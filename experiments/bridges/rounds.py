@@ -24,7 +24,7 @@ class Rounds:
       family: of this package (`FamilySettings("words:sums").load_family()`) or of one's own.
       rounds: at least 1; a design follows each but the last.
       num_instances: problems in a round's training set, at least 1.
-      num_validation: problems that no training set has.
+      num_validation: problems that no training set has, at least 1.
       seed: of problems and designs.
       epochs_per_round: passes over the training set in each round; may be a fraction.
 
@@ -47,7 +47,8 @@ class Rounds:
         seed: int,
         epochs_per_round: float = 1,
     ) -> None:
-        for name, value in {"rounds": rounds, "num_instances": num_instances}.items():
+        counts = {"num_instances": num_instances, "num_validation": num_validation}
+        for name, value in {"rounds": rounds, **counts}.items():
             if value < 1:
                 raise ValueError(f"{name}={value}: allowed is 1 or more")
         self._family, self._rounds, self._count, self._seed = family, rounds, num_instances, seed

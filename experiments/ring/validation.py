@@ -54,8 +54,9 @@ def test_set(settings: Settings, family: Family, exclude: Sequence[Problem]) -> 
 
 
 def _check_rows(generated: Generated, family: Family, option: str, count: int) -> None:
-    empty = [name for name, row in generated.rows.items() if not row.made]
-    if empty:
+    config, made = family.validation, {name for name, row in generated.rows.items() if row.made}
+    fraction = family.space.fraction_parameter
+    if empty := [row for row in config.rows if config[row, fraction] and row not in made]:
         raise UserError(
             f"validation.{option}={count}: no problem of {family.texts.label} {', '.join(empty)} "
             "could be made; allowed are easier ones, or more in all"

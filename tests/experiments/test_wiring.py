@@ -316,8 +316,8 @@ def test_the_test_set_has_a_key_of_its_own():
         asked.append(tuple(jax.random.key_data(key).tolist()))
         return types.SimpleNamespace(rows={})
 
-    space = types.SimpleNamespace(rows=())
-    stub = types.SimpleNamespace(validation_set=validation_set, space=space)
+    space = types.SimpleNamespace(rows=(), fraction_parameter="")
+    stub = types.SimpleNamespace(validation_set=validation_set, space=space, validation=space)
     settings = from_config({"validation": {"test_instances": 4}})
     validation.validation_set(settings, stub)
     validation.test_set(settings, stub, [])

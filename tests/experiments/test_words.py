@@ -4,9 +4,13 @@ import jax
 import pytest
 
 from engineer.space import Configuration
+from experiments.bridges.rounds import Rounds
 from experiments.families import words
 from experiments.families.loading import FamilySettings
 from experiments.families.words import Words
+from experiments.ring.validation import validation_set
+from experiments.settings import from_config
+from experiments.text.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,19 @@ def test_rows_are_sizes_of_one_kind_or_kinds_with_sizes(sums, mixed):
 def test_unknown_and_repeated_names_are_refused(names):
     with pytest.raises(ValueError, match=rf"family='words:{names.replace('+', '.')}': .*allowed"):
         Words(names)
+
+
+@pytest.mark.parametrize("name", ["rounds", "num_instances", "num_validation"])
+def test_rounds_in_other_trainers_need_problems(name, sums):
+    counts = {"rounds": 1, "num_instances": 4, "num_validation": 4, name: 0}
+    with pytest.raises(ValueError, match=f"{name}=0: allowed is 1 or more"):
+        Rounds(sums, seed=0, **counts)
+
+
+def test_each_row_of_the_validation_set_needs_a_problem(sums):
+    settings = from_config({"family": "words:sums", "validation": {"num_instances": 2}})
+    with pytest.raises(UserError, match=r"num_instances=2: no problem of digits \d could be made"):
+        validation_set(settings, sums)
 
 
 @pytest.mark.parametrize("family", ["sums", "mixed"])
