@@ -3,11 +3,12 @@
     config.json                     all options, as of the last start
     changes.jsonl                   changes of options between starts
     branch.json                     source run and round, if it is a branch
-    versions.json                   versions of packages, and the machine
+    versions.json                   versions of packages, the machine, digests of family and model
     validation/                     the fixed set: instances.jsonl, generated.json
     test/                           the test set, if any, likewise
     initial/validation.json         the model before any training, and its answers.jsonl
     initial/test/, rounds/R/test/   the same on the test set, before training and at the end
+    initial/, rounds/R/reading.json whether the engineer reads its evidence, if measured
     rounds/R/environment.yaml       the configuration of the training set
     rounds/R/generated.json         requested and generated problems, by row
     rounds/R/instances.jsonl        the training set
@@ -20,7 +21,8 @@
     rounds/R/design/                the design of round R + 1: context.md, answers.md, design.json,
                                     analysis.json, record.json (everything the engineer may know)
     checkpoints/                    weights, optimizer, position
-    tensorboard/                    event files, if enabled
+    compilation_cache/              compiled programs, on accelerators
+    tensorboard/, wandb/            event files, if enabled
     trace/                          of `jax.profiler`, if `training.profile_steps` asks
     non_finite/                     the batch of a step that failed
     usage.jsonl                     one line for each reply of a server, with its tokens
