@@ -140,7 +140,7 @@ def setup(app: Any) -> None:
             shutil.copyfile(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
 
     # Commands have flags of the same names.
-    for define in [name for name in vars(flags) if name.startswith("DEFINE_")]:
+    for define in [name for name in vars(flags) if name.startswith(("DEFINE_", "register_"))]:
         setattr(flags, define, Mock())
     for field in PyObject.doc_field_types:
         if field.name == "variable":
