@@ -1,7 +1,5 @@
 """Texts that nobody would write: what readers of models' and servers' output must bear."""
 
-import re
-
 _PIECES = [
     "\x00", "\ud800", "\udc00\ud800", "\u202e", "\u2028", "\x85", "\ufeff", "\u0663", "😀",
     "\u200b", "\x1b[2J", "\r", "\n", "\n  ", "\t", " ", ":", ",", "-", "- ", "? ", "#", "|", ">",
@@ -15,34 +13,22 @@ _PIECES = [
     "fraction", "{3: {data_ratio: 1}}", '{"3": {"fraction": 0.5}}', "[" * 50, "{a: " * 50,
     "a" * 2_000,
 ]  # fmt: skip
-_NUMBERS = ["9" * 499, "1e9999", "1e-9999", "1.7e300", "-0", ".nan", "NaN", "inf", "-5e-324"]
 
 
 def hostile_text(random, examples):
-    """One text: pieces strung together, characters at random, or an example gone wrong.
-
-    Examples are nested, or get other numbers or damage. A few texts have a megabyte.
+    """One text: pieces strung together, characters at random, or an example with damage.
 
     Args:
       random: of `random.Random`.
       examples: texts as they should be.
     """
-    kind = random.randrange(5)
-    if random.random() < 0.002:
-        piece = random.choice([*_PIECES, *examples])
-        return piece * (1_000_000 // len(piece)) + random.choice(["", *examples])
+    kind = random.randrange(4)
     if kind == 0:
         return "".join(random.choice(_PIECES) for _ in range(random.randrange(60)))
     if kind == 1:
         most = random.choice((0x80, 0x3000, 0x110000))
         return "".join(chr(random.randrange(most)) for _ in range(random.randrange(80)))
     text = random.choice(examples)
-    if kind == 2:
-        opening, closing = random.choice((("[", "]"), ("{a: ", "}"), ("3: {", "}"), ("- ", "")))
-        depth = random.choice((3, 20, 300, 5000))
-        return opening * depth + text + closing * random.choice((0, depth))
-    if kind == 3 and random.random() < 0.3:
-        return re.sub(r"\d", lambda digit: random.choice((digit[0], random.choice(_NUMBERS))), text)
     for _ in range(random.randrange(1, 4)):
         at, length = random.randrange(len(text) + 1), random.randrange(4)
         damage = random.choice(_PIECES) if random.random() < 0.6 else text[at : at + 9 * length]

@@ -1,6 +1,6 @@
 """Readers of texts, on texts that nobody would write: right, or refused; never an escape.
 
-`test_text.py` and `test_verify.py` do this with plans.
+`test_fuzz.py` does this with designs of lakes, `test_text.py` and `test_verify.py` with plans.
 """
 
 import json
@@ -15,7 +15,6 @@ from hostile_texts import hostile_text
 from engineer import endpoint
 from engineer.proposal import Unreadable, parse, project, render_config
 from experiments.families import loading
-from experiments.families.lakes import texts as lakes
 from experiments.run import store
 from experiments.settings import ModelSettings
 from learner import checks, tokens
@@ -23,28 +22,23 @@ from learner import checks, tokens
 ROOT = Path(__file__).parents[2]
 SECONDS = 5.0
 SUMS = loading.FamilySettings(f"{ROOT}/experiments/families/template.py:family").load_family()
-LAKES = lakes.lake_space(range(3, 11), {3: (0.0, 5 / 9), **dict.fromkeys(range(4, 11), (0.0, 0.6))})
 PLANS = ["<answer>\n0: (0,0) (2,2)\n1: (0,1) (1,2)\n2: (1,1) (1,2)\n</answer>"]
 
 
-def designs(space):
-    """A function that reads a design of the space, and examples."""
-    config = render_config(space.uniform(), space)
+CONFIG = render_config(SUMS.space.uniform(), SUMS.space)
+DESIGNS = [CONFIG, f"```yaml\n{CONFIG}\n```", f"I cut what is hard.\n{CONFIG}\nDone."]
 
-    def read(text):
-        """The same each time: a configuration of the space with finite numbers, or a reason."""
-        found = parse(text, space)
-        assert found == parse(text, space)
-        if isinstance(found, Unreadable):
-            assert found.reason.strip()
-            return
-        assert all(math.isfinite(n) for row in found.values.values() for n in row.values())
-        config, repairs = project(found, space)
-        assert (config, repairs) == project(found, space)
-        space.check(config)
-        assert not isinstance(parse(render_config(config, space), space), Unreadable)
 
-    return read, [config, f"```yaml\n{config}\n```", f"I cut what is hard.\n{config}\nDone."]
+def read_design(text):
+    """A configuration of the space with finite numbers, or a reason."""
+    found = parse(text, SUMS.space)
+    if isinstance(found, Unreadable):
+        assert found.reason.strip()
+        return
+    assert all(math.isfinite(n) for row in found.values.values() for n in row.values())
+    config, _ = project(found, SUMS.space)
+    SUMS.space.check(config)
+    assert not isinstance(parse(render_config(config, SUMS.space), SUMS.space), Unreadable)
 
 
 def read_sum(text):
@@ -73,10 +67,9 @@ def read_line(text):
 
 TOKENIZER = tokens.load_tokenizer(ModelSettings("tiny").folder)
 READERS = {
-    "design": designs(SUMS.space),
-    "design of lakes": designs(LAKES),
+    "design": (read_design, DESIGNS),
     "sum": (read_sum, ["975", "975\n", "579"]),
-    "tokens": (read_tokens, [*PLANS, *designs(LAKES)[1]]),
+    "tokens": (read_tokens, [*PLANS, *DESIGNS]),
     "line": (read_line, PLANS),
 }
 

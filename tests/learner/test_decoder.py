@@ -491,6 +491,17 @@ def test_choice_of_attention_says_why(monkeypatch):
 # Configuration ---------------------------------------------------------------
 
 
+def test_published_4b_file_gives_the_published_number_of_parameters():
+    config = DecoderConfig.from_hf(PUBLISHED_4B)
+    assert config.rope_theta == 1e6
+    assert config.head_dim * config.num_attention_heads != config.hidden_size
+    sizes = [x.size for x in jax.tree.leaves(model.abstract_params(config))]
+    # 4.0 billion, 3.6 without the embedding, as the model card states.
+    assert sum(sizes) == 4_022_468_096
+    assert round((sum(sizes) - config.vocab_size * config.hidden_size) / 1e9, 1) == 3.6
+    assert DecoderConfig.from_hf(config.to_hf()) == config
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,5 +1,6 @@
 """The GRPO arithmetic against float64 NumPy written from the formulas, token by token."""
 
+import functools
 import math
 
 import jax
@@ -181,6 +182,33 @@ def test_objective_and_gradient(sequences, option, ratio_level, loss_normalizati
             below, _ = by_hand(config, sequences, *(point - step), skip, frozen=point[0])
             numeric[which, i, t] = (above - below) / (2 * h)
     np.testing.assert_allclose(gradient, numeric, atol=2e-6, rtol=1e-4)
+
+
+def test_micro_batches_add_up(sequences):
+    config = grpo.ObjectiveConfig(kl_coef=0.1)
+    mask = jnp.arange(WINDOW) < LENGTHS[:, None]
+    weights = grpo.token_weights(mask, "token")
+    names = ("logprobs", "entropies", "sampled_logprobs")
+    arrays = [jnp.asarray(sequences[name], jnp.float32) for name in names]
+    advantages = jnp.asarray(sequences["advantages"], jnp.float32)[:, None]
+    reference = jnp.asarray(sequences["reference_logprobs"], jnp.float32)
+    loss, sums = grpo.objective(config, *arrays, advantages, mask, weights, reference)
+    parts_loss, parts = 0.0, []
+    for part in (slice(0, 1), slice(1, 4), slice(4, 6)):
+        part_loss, part_sums = grpo.objective(
+            config,
+            *(a[part] for a in arrays),
+            advantages[part],
+            mask[part],
+            weights[part],
+            reference[part],
+        )
+        parts_loss += part_loss
+        parts.append(part_sums)
+    parts = functools.reduce(grpo.merge_sums, parts, grpo.no_sums(sums))
+    np.testing.assert_allclose(parts_loss, loss, rtol=1e-6)
+    for got, want in zip(jax.tree.leaves(parts), jax.tree.leaves(sums), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -46,7 +46,6 @@ def test_published_sizes_are_those_of_the_report(name, billions, without_embeddi
     total = sum(x.size for x in jax.tree.leaves(model.abstract_params(config)))
     matrices = (1 if config.tie_word_embeddings else 2) * config.vocab_size * config.hidden_size
     assert total / 1e9 == pytest.approx(billions, abs=0.05)
-    assert name != "Qwen3-4B" or total == 4_022_468_096
     assert (total - matrices) / 1e9 == pytest.approx(without_embedding, abs=0.05)
     assert {published(n).head_dim for n in NAMES} == {128}
     with pytest.raises(ValueError, match=r"name is 'Qwen3-5B'; published are"):
@@ -478,15 +477,6 @@ def test_the_command_refuses_by_name(capsys):
         (["--chips=v9"], "chips='v9': allowed are v5e, v5p"),
         (["--mesh=8"], "mesh is '8'; it must be data x fsdp x tensor"),
         (["--config=no-such-model"], "'no-such-model' is not a folder"),
-        (["--prompt_length=0"], "prompt_length=0: allowed are integers from 1 up"),
-        (["--group_size=0"], "group_size=0: allowed are integers from 2 up"),
-        (["--prompts_per_step=0"], "prompts_per_step=0: allowed are integers from 1 up"),
-        (["--cache_fraction=1.5"], "cache_fraction=1.5: allowed are numbers in [0, 1]"),
-        (["--cache_fraction=0"], "cache_fraction=0.0: allowed are finite numbers above 0"),
-        (["--lora_rank=-1"], "lora_rank=-1: allowed are integers from 0 up"),
-        (["--kl_coef=-1"], "kl_coef=-1.0: allowed are finite numbers from 0 up"),
-        (["--moment_dtype=foo"], "moment_dtype='foo': allowed are ('float32', "),
-        ([f"--json={__file__}/plan.json"], f"error: {__file__}: File exists"),
     ):
         assert command.main(options) == 2
         assert message in capsys.readouterr().err
