@@ -477,6 +477,15 @@ def test_the_command_refuses_by_name(capsys):
         (["--chips=v9"], "chips='v9': allowed are v5e, v5p"),
         (["--mesh=8"], "mesh is '8'; it must be data x fsdp x tensor"),
         (["--config=no-such-model"], "'no-such-model' is not a folder"),
+        (["--prompt_length=0"], "prompt_length=0: allowed are integers from 1 up"),
+        (["--group_size=0"], "group_size=0: allowed are integers from 2 up"),
+        (["--prompts_per_step=0"], "prompts_per_step=0: allowed are integers from 1 up"),
+        (["--cache_fraction=1.5"], "cache_fraction=1.5: allowed are numbers in [0, 1]"),
+        (["--cache_fraction=0"], "cache_fraction=0.0: allowed are finite numbers above 0"),
+        (["--lora_rank=-1"], "lora_rank=-1: allowed are integers from 0 up"),
+        (["--kl_coef=-1"], "kl_coef=-1.0: allowed are finite numbers from 0 up"),
+        (["--moment_dtype=foo"], "moment_dtype='foo': allowed are ('float32', "),
+        ([f"--json={__file__}/plan.json"], f"error: {__file__}: File exists"),
     ):
         assert command.main(options) == 2
         assert message in capsys.readouterr().err
