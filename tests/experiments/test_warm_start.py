@@ -68,12 +68,18 @@ def test_only_the_same_warm_start_goes_on(flag, options, file, said, tmp_path, m
         with Checkpoints(tmp_path / "out" / "unfinished") as begun:
             begun.save(1, state, {"decisive": decisive(), "curve": [], "seconds": 0})
         Path(file or "other").write_text("[]")
-        expected = pytest.raises(UserError, match=rf"another warm start \({said}\); remove it")
-        with flagsaver.flagsaver(**flag), expected if said else contextlib.nullcontext():
+
+        def train(abstract):
             warm_start._train(
-                SimpleNamespace(abstract_state=state), state, {}, decisive(**options), None,
+                SimpleNamespace(abstract_state=abstract), state, {}, decisive(**options), None,
                 tmp_path / "out", Reporter(quiet=True), None,
             )  # fmt: skip
+
+        with pytest.raises(UserError, match="checkpoint 1 is of another configuration"):
+            train(TrainState(*(jnp.ones(2, int) for _ in range(4))))
+        expected = pytest.raises(UserError, match=rf"another warm start \({said}\); remove it")
+        with flagsaver.flagsaver(**flag), expected if said else contextlib.nullcontext():
+            train(state)
 
 
 @pytest.mark.parametrize(
