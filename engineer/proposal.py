@@ -411,7 +411,8 @@ def _tables(text: str, space: ConfigurationSpace) -> Iterator[_Block]:
 
     The first line names the parameters (or rows) of its columns, "(%)" behind those of percentages.
     In every other line, the cell below the label of rows, or else the first one, names the row (or
-    parameter). A table is none if a column names a parameter and says more, such as "new".
+    parameter). Left out is a table with a column whose head holds a parameter's name and more, as
+    "new fraction" does.
     """
     names = _Names(space)
     block: _Block | None = None

@@ -307,7 +307,8 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, with no special tokens around them.
 
     Raises:
-        ValueError: the tokenizer has no token for a character, by name.
+        ValueError: the tokenizer cannot encode a text; the message has its characters without a
+            token.
     """
     try:
         return tokenizer(texts, add_special_tokens=False).input_ids
@@ -318,7 +319,10 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
         if not unknown:
             raise
         shown = checks.shortened(unknown)
-        raise ValueError(f"the tokenizer has no tokens for the characters {shown}") from error
+        raise ValueError(
+            f"the tokenizer cannot encode a text ({checks.first_line(error)}); it has no token for "
+            f"its characters {shown}"
+        ) from error
 
 
 def opens_thought(tokenizer: Any, enable_thinking: bool) -> bool:

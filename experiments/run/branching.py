@@ -119,7 +119,7 @@ def copy_rounds(source: Path, target: Path, rounds: int, note: Mapping[str, Any]
       rounds: number of rounds, all finished, with the checkpoint at their end.
       note: written to the copy; with `store.FRESH`, the checkpoint is left out.
     """
-    temporary = target.with_name(f".{target.name}.branch")  # Nobody's own.
+    temporary = target.with_name(f".{target.name}.branch")  # A name that no run has.
     shutil.rmtree(temporary, ignore_errors=True)
     folders = [
         Path("validation"),

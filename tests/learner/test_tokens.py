@@ -224,7 +224,7 @@ def test_character_tokenizer(tmp_path):
     assert tokens.pad_id(tokenizer) == 5
     assert tokens.vocab_size(tokenizer) == 6
     for prompt, completion in (("a<", "b"), ("a", "b<")):
-        with pytest.raises(ValueError, match=r"no tokens for the characters '<'$"):
+        with pytest.raises(ValueError, match=r"no token for its characters '<'$"):
             sft.encode_examples(tokenizer, [([{"role": "user", "content": prompt}], completion)])
     tokenizer.save_pretrained(tmp_path)
     assert tokens.load_tokenizer(tmp_path).encode("ab") == [0, 1]
