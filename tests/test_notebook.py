@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -190,36 +189,6 @@ def test_a_tpu_is_found_on_the_bus(monkeypatch, tmp_path, vendor, device, extra)
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     monkeypatch.delenv("COLAB_TPU_ADDR", raising=False)
     assert module.runtime() == extra
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_its_installation_computes_in_a_bare_environment(tmp_path):
-    """As in the first cell: pip brings all packages, and JAX computes there."""
-    clone, bare = tmp_path / "clone", tmp_path / "bare"
-    files = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for file in files:
-        if file.startswith(
-            ("mapf_jax/", "learner/", "engineer/", "experiments/", "notebooks/")
-        ) or ("/" not in file):
-            (clone / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, clone / file)
-    venv.create(bare, with_pip=True)
-    program = "import sys, pathlib; sys.path.insert(0, 'notebooks'); import install; "
-    program += "print(install.install(pathlib.Path.cwd()))"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [bare / "bin" / "python", "-c", program],
-        cwd=clone,
-        env={**environment, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1].startswith("JAX computes on cpu")
 
 
 @pytest.mark.slow

@@ -175,6 +175,7 @@ def test_a_benchmark_of_the_same_make_with_two_agents():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.usefixtures("optimised")
 def test_the_benchmark_is_the_same_everywhere():
     """On eight devices and, at the same time, on one."""
     assert jax.device_count() == 8
