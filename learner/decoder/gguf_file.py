@@ -77,8 +77,17 @@ def convert(path: Path, folder: Path) -> None:
         text = "a GGUF file needs gguf; in a clone of the project: pip install -e '.[gguf]'"
         raise ValueError(text) from error
 
+    class Reader(gguf.GGUFReader):
+        """Stops at the end of the file, where the original reads nothing as often as it is told."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> Any:
+            found = super()._get(offset, dtype, count, *order, **named)
+            if len(found) < count:
+                raise ValueError(f"it ends at a count of {count}")
+            return found
+
     try:
-        file = gguf.GGUFReader(path)
+        file = Reader(path)
         fields = {name: field.contents() for name, field in file.fields.items()}
     except Exception as error:  # Whatever its parser meets in a damaged file.
         raise ValueError(f"{path} is cut off or no GGUF file: {error}") from error
@@ -89,7 +98,7 @@ def convert(path: Path, folder: Path) -> None:
         named = {_name(name): name for name in tensors if name != _FREQUENCIES}
     except KeyError as error:
         raise ValueError(f"{path} lacks {error.args[0]}") from error
-    except ValueError as error:
+    except Exception as error:  # Whatever numbers and types of fields lead to.
         raise ValueError(f"{path}: {error}") from error
     if lacking := sorted(weights.tensor_names(config) - named.keys()):
         raise ValueError(f"{path} lacks {len(lacking)} tensors: {checks.shortened(lacking)}")

@@ -141,9 +141,18 @@ def test_what_is_not_supported_is_named(reference, tmp_path):
         path = write(tmp_path / "other.gguf", reference, **changes)
         with pytest.raises(ValueError, match=message):
             gguf_file.convert(path, tmp_path / "never")
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="cut off or no GGUF file"):
-        gguf_file.convert(path, tmp_path / "never")
+    whole = write(path, reference).read_bytes()
+    eos = whole.index(b"tokenizer.ggml.eos_token_id") + len("tokenizer.ggml.eos_token_id") + 4
+    types = whole.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
+    for damaged, message in (
+        (whole[:1000], "is cut off or no GGUF file"),
+        (whole[:eos] + b"\xff" * 4 + whole[eos + 4 :], "list index out of range"),
+        # More items than the file has bytes; reading none of them would take days.
+        (whole[:types] + (10**6).to_bytes(8, "little") + bytes(8), "it ends at a count of 1$"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"other\.gguf.*{message}"):
+            gguf_file.convert(path, tmp_path / "never")
     assert not (tmp_path / "never").exists()
 
 
