@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with ended_in_one_line():
         with user_errors():
             mesh = MeshSettings(*sharding.mesh_size(arguments.mesh))
-        checkpoint = export(arguments.run, arguments.out, mesh, arguments.dtype)
+        checkpoint = export(arguments.run, arguments.out.expanduser(), mesh, arguments.dtype)
     print(f"{checkpoint.run} after {checkpoint.step} training steps: {arguments.out}")
 
 

@@ -310,7 +310,7 @@ def _export(args: argparse.Namespace) -> None:
         splits[split] = [entry.record for entry in _entries(single)]
         if not splits[split]:
             raise ValueError(f"{name}: no instance")
-    write_dataset(args.out, splits, args.list_holes)
+    write_dataset(args.out.expanduser(), splits, args.list_holes)
     for split, records in splits.items():
         print(f"{split}: {len(records)} instances", file=sys.stderr)
 

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, reporter: Reporter) -> None:
     Raises:
       UserError: an option is not allowed or differs from that of the folder's first start.
     """
-    about, root = measurements.facts(), Path(arguments.out)
+    about, root = measurements.facts(), Path(arguments.out).expanduser()
     with user_errors():
         options = checked(arguments)
         models = dict(zip(_names(arguments.model, arguments.name), arguments.model, strict=True))

@@ -1,5 +1,6 @@
 """Flags shared by several commands, with errors that say what is allowed."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -47,7 +48,10 @@ def parse_flags(argv: list[str]) -> list[str]:
     given, others = _DEFAULT_CONFIG, [argv[0]]
     words = iter(argv[1:])
     for argument in words:
-        name, equals, value = argument.lstrip("-").partition("=")
+        # Shells leave a ~ behind a "=" as it is, which would name a new folder.
+        dashed, equals, value = argument.partition("=")
+        value = os.path.expanduser(value)
+        argument, name = dashed + equals + value, dashed.lstrip("-")
         if argument.startswith("-") and name == "config":
             given = value if equals else next(words, "")
             continue

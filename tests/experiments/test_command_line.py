@@ -60,6 +60,17 @@ def test_a_run_starts_outside_the_clone_in_a_folder_of_its_name(tmp_path):
     assert err == "error: workdir=runs/tiny: a file is there; allowed are folders\n"
 
 
+def test_a_folder_may_be_named_from_the_home(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a").touch()
+    assert start(tmp_path, "--workdir=~/a")[2].startswith(f"error: workdir={tmp_path}/a: a file")
+    assert benchmark.main(["--out=~/a"]) == 1
+    assert f"out={tmp_path}/a: " in capsys.readouterr().err
+    monkeypatch.setattr(export, "export", lambda run, out, *_: sys.exit(str(out)))
+    with pytest.raises(SystemExit, match=f"^{tmp_path}/a$"):
+        export.main(["runs/tiny", "--out=~/a"])
+
+
 def test_the_page_of_options_is_what_the_command_prints(tmp_path):
     code, out, err = start(tmp_path, "--list_options")
     assert (code, err) == (0, "")

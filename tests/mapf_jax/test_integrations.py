@@ -77,7 +77,8 @@ def test_exported_splits_load_with_the_right_types(tmp_path, records, capsys, mo
         (tmp_path / f"{split}.jsonl").write_text(text)
     inputs = [str(tmp_path / f"{split}.jsonl") for split in parts]
     out = tmp_path / "out"
-    assert main(["export", *inputs, "--out", str(out), "--list-holes"]) == 0
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["export", *inputs, "--out=~/out", "--list-holes"]) == 0
     assert "train: 7 instances\ntest: 3 instances\n" in capsys.readouterr().err
     assert "| test | 3 | 4 x 4 | 3 |" in (out / "README.md").read_text()
 
