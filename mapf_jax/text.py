@@ -35,15 +35,17 @@ RULES = Path(__file__).with_name("rules.txt").read_text(encoding="utf-8")
 MAX_STEPS = 1024
 _TAG = re.compile(r"<[ \t]{0,3}(/?)[ \t]{0,3}answer[ \t]{0,3}>", re.IGNORECASE | re.ASCII)
 _FENCE = re.compile(r"```[A-Za-z0-9]*", re.ASCII)
-# Other Unicode blanks and hyphens; zero-width characters are dropped.
+# Other Unicode blanks, hyphens and full-width signs; zero-width characters are dropped.
 _LOOKALIKES = str.maketrans(
     dict.fromkeys("\t\r\xa0\u2002\u2003\u2007\u2008\u2009\u200a\u202f\u3000", " ")
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")
     | dict.fromkeys("\u200b\u2060\ufeff")
+    | dict(zip("\uff08\uff09\uff0c\uff1a\uff1b", "(),:;", strict=True))
 )
 _BLANKS = re.compile(" {2,}")
 _NUMBER = r"-?\d{1,6}"
 _CELL = re.compile(rf"\( ?({_NUMBER}) ?, ?({_NUMBER}) ?\)", re.ASCII)
+_PAIR = re.compile(r"\d *, *-?\d", re.ASCII)
 # A blank can match in one place only: with two, a long line that is no plan takes exponential time.
 _LINE = re.compile(
     r"(?:[-+*\u2022] )?(?:\*\*)?(?:(?:time|step|time step|timestep) |t ?=? ?)?(?P<time>\d{1,6})"
@@ -144,28 +146,29 @@ def answer_blocks(text: str) -> list[str]:
 
 
 def parse_answer(text: str) -> np.ndarray | None:
-    """Reads the last of `answer_blocks` that holds a plan.
+    """Reads the last of `answer_blocks` that holds a plan or a pair of numbers.
 
-    So a remark about the tags after the answer does not replace it. The times of a block count up
-    from 0, and every line has the same number of cells, or there is no plan. Deviations that leave
-    one meaning are read: tags in backticks or in bold, blank lines, a Markdown fence around the
-    lines, blanks anywhere between numbers and signs, commas or semicolons between cells,
-    `Step 0:`, `t=0:` and `**0:**`, a bullet (`-`, `+`, `*` and a blank) before a line, a comma,
-    semicolon or full stop after it, and other Unicode blanks and hyphens. Everything else is no
-    plan: missing, repeated or zero-padded times, words, names of agents, other brackets, tables,
-    several times on a line, an open block.
+    So a remark about the tags after the answer does not replace it, but another plan that cannot be
+    read does. The times of a block count up from 0, and every line has the same number of cells, or
+    there is no plan. Deviations that leave one meaning are read: tags in backticks or in bold,
+    blank lines, a Markdown fence around the lines, blanks anywhere between numbers and signs,
+    commas or semicolons between cells, `Step 0:`, `t=0:` and `**0:**`, a bullet (`-`, `+`, `*` and
+    a blank) before a line, a comma, semicolon or full stop after it, and other Unicode blanks,
+    hyphens and full-width signs. Everything else is no plan: missing, repeated or zero-padded
+    times, words, names of agents, other brackets, tables, several times on a line, an open block.
 
     Returns:
       The plan int[T, agents, 2], or None if the text has no such block.
     """
     for block in reversed(answer_blocks(text)):
-        if (plan := _plan(block)) is not None:
+        plain = block.translate(_LOOKALIKES)
+        if (plan := _plan(plain)) is not None or _PAIR.search(plain):
             return plan
     return None
 
 
 def _plan(block: str) -> np.ndarray | None:
-    lines = [line.strip(" ") for line in block.translate(_LOOKALIKES).split("\n")]
+    lines = [line.strip(" ") for line in block.split("\n")]
     lines = [_BLANKS.sub(" ", line) for line in lines if line not in ("", "`", "**")]
     if len(lines) >= 2 and _FENCE.fullmatch(lines[0]) and lines[-1] == "```":
         lines = lines[1:-1]

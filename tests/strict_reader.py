@@ -1,8 +1,12 @@
 """A second reader of answers, a scanner of single characters that shares nothing with the first."""
 
+import itertools
+
 BLANKS = "\t\r\xa0\u2002\u2003\u2007\u2008\u2009\u200a\u202f\u3000 "
 HYPHENS = "-\u2010\u2011\u2012\u2013\u2212"
 NOTHING = "\u200b\u2060\ufeff"
+DIGITS = tuple("0123456789")
+WIDE = {"\uff08": "(", "\uff09": ")", "\uff0c": ",", "\uff1a": ":", "\uff1b": ";"}
 
 
 class Refused(Exception):
@@ -128,7 +132,7 @@ def _plain(line):
         if character in BLANKS:
             plain += "" if plain.endswith(" ") else " "
         elif character not in NOTHING:
-            plain += "-" if character in HYPHENS else character
+            plain += "-" if character in HYPHENS else WIDE.get(character, character)
     return plain.strip(" ")
 
 
@@ -158,11 +162,22 @@ def _plan(block):
     return tuple(plan)
 
 
+def _has_pair(block):
+    """Whether somewhere a comma stands between two numbers of one line."""
+    for line in map(_plain, block.split("\n")):
+        parts = [part.strip(" ") for part in line.split(",")]
+        for before, after in itertools.pairwise(parts):
+            if before[-1:] in DIGITS and after.removeprefix("-")[:1] in DIGITS:
+                return True
+    return False
+
+
 def read(text):
     """The plan in a text as [time][agent](row, column), None if a strict reader finds none."""
     for block in reversed(_blocks(_visible(text))):
         try:
             return _plan(block)
         except Refused:
-            continue
+            if _has_pair(block):
+                break
     return None

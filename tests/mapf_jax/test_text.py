@@ -86,6 +86,8 @@ forms = [
     "\u2212",
     "\xa0",
     "\u200b",
+    "\uff08",
+    "\uff0c",
 ]
 strange = ["x", "\u2028", "\x0b", "\u00e9", "\ud800", "\x00", "\r", "\t"]
 pieces = st.sampled_from([*tags, *lines, *cells, *forms, *strange])
