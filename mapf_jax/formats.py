@@ -239,7 +239,7 @@ def verify_in_blocks(instances: Instance, plans: Plan) -> Verdict:
 
 
 def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
-    """The records of a JSON lines file; blank lines are skipped.
+    """The records of a JSON lines file; blank lines and byte order marks are skipped.
 
     Raises:
       ValueError: a line is not a JSON object; the message names file and line.
@@ -260,7 +260,7 @@ def numbered_records(lines: Iterable[bytes], name: str) -> Iterator[tuple[str, d
         if not line.strip():
             continue
         try:
-            record = json.loads(line.decode())
+            record = json.loads(line.decode("utf-8-sig"))  # Windows begins files with a mark.
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: not JSON ({error})") from error
         if not isinstance(record, dict):

@@ -156,7 +156,7 @@ def test_wrong_records_are_named(name):
 
 def test_lines(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(RECORD) + "\n\n" + json.dumps(BARE) + "\n")
+    path.write_text(f"\ufeff{json.dumps(RECORD)}\n\n{json.dumps(BARE)}\r\n", "utf-8")
     assert list(formats.read_jsonl(path)) == [RECORD, BARE]
     for line, message in (
         (b"{", "not JSON"),
