@@ -4,7 +4,7 @@ import dataclasses
 import types
 import typing
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Self
 
 import numpy as np
@@ -198,9 +198,9 @@ class FailureBreakdown:
                 raise ValueError(f"optimal[{i}]=True, but valid[{i}]=False")
             by_group.setdefault(str(record["group"]), []).append(record)
 
-        def counted(record: Mapping[str, Any]) -> Sequence[str]:
+        def counted(record: Mapping[str, Any]) -> Set[str]:
             only = [check for check in alone if check in record["failed"]]
-            return only[:1] or record["failed"]
+            return set(only[:1] or record["failed"])
 
         def known(rows: Sequence[Mapping[str, Any]], name: str) -> Statistics | None:
             return Statistics.of([row[name] for row in rows if row.get(name) is not None])
@@ -208,7 +208,7 @@ class FailureBreakdown:
         def featured(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]] | None:
             having: dict[str, list[bool]] = {}
             for row in rows:
-                for feature in row.get("features", ()):
+                for feature in set(row.get("features") or ()):
                     having.setdefault(feature, []).append(row["valid"])
             counts = ((name, having[name]) for name in sorted(having))
             return {name: {"answers": len(v), "valid": sum(v)} for name, v in counts} or None

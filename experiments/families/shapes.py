@@ -1,6 +1,6 @@
 """What the functions of a family return, checked in one place before the run relies on it."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,10 +47,13 @@ def check(value: Any, shape: Any, name: str) -> None:
         if not (_is_number(value) and shape[0] <= value <= shape[1]):
             allowed = "numbers from {:g} to {:g}".format(*shape)
             raise ShapeError(f"{name}={checks.shortened(value)}: allowed are {allowed}")
-    elif not (_is_number(value) if shape is float else type(value) is shape):
+    elif not (
+        (type(value) is shape or shape is float)
+        and (shape not in (int, float) or _is_number(value))
+    ):
         allowed = "finite numbers" if shape is float else f"values of type {shape.__name__}"
         raise ShapeError(f"{name}={checks.shortened(value)}: allowed are {allowed}")
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < math.inf
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -65,6 +65,17 @@ def test_rows_of_which_more_than_a_fifth_is_truncated_stand_out():
     assert [row.name for row in breakdown_of(records).truncated_rows] == ["5"]
 
 
+def test_a_check_or_feature_named_twice_counts_once():
+    """As by a `verify` that adds a check for every line that fails it."""
+    features = [["a"], [], ["a", "b"], None, ["b"]]
+    records = with_values("features", features)
+    twice = [
+        {**record, "failed": record["failed"] * 2, "features": record["features"] and more * 2}
+        for record, more in zip(records, features, strict=True)
+    ]
+    assert breakdown_of(twice) == breakdown_of(records)
+
+
 def test_a_valid_completion_is_optimal_where_nothing_says_otherwise():
     plain = [{k: v for k, v in record.items() if k != "optimal"} for record in RECORDS]
     assert breakdown_of(plain).optimal_rate == 0.4

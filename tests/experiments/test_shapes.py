@@ -41,7 +41,9 @@ def sums():
         ({"failed": [], "valid": False}, "verify.valid=False: failed=[]"),
         ({"failed": ["is_number"], "optimal": True}, "verify.optimal=True"),
         ({"failed": [], "gap": math.inf}, "verify.gap=inf: allowed are finite numbers"),
+        ({"failed": [], "gap": 10**400}, "verify.gap=10000"),
         ({"failed": [], "violation_time": 0.5}, "verify.violation_time=0.5"),
+        ({"failed": ["is_number"], "violation_time": -(10**400)}, "verify.violation_time=-1000"),
         ({"failed": [], "features": {"a": 1}}, "verify.features="),
         ({"failed": [], "accuracy": "high"}, "verify.accuracy='high'"),
         ({"failed": [], "tokens": ["1"]}, "verify.tokens="),
@@ -61,10 +63,11 @@ def test_a_wrong_record_fails_scored_and_counts_as_nothing_else(sums, returned, 
 
 
 def test_what_is_optional_may_be_none_or_missing(sums):
-    record = {"failed": [], "reward": None, "gap": None, "features": ["x"], "more": object()}
+    record = {"failed": [], "reward": None, "gap": None, "features": None, "more": object()}
     sums.verify = lambda problem, text: record
     found = sums.task([PROBLEM]).score(np.zeros(1, int), [Completion("", 1, False)])
     assert found.rewards.tolist() == [1]
+    assert sums.breakdown(found.records).valid_rate == 1
     sums.reward_range = (-2.0, 3.0)
     record["reward"] = -2
     assert sums.task([PROBLEM]).score(np.zeros(1, int), [Completion("", 1, False)]).rewards == -2
