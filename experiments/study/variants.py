@@ -176,6 +176,9 @@ class Study:
         names = [variant.name for variant in self.variants]
         if len(names) < 2 or len(set(names)) < len(names):
             raise ValueError(f"variants={names}: at least two with distinct names are needed")
+        labels = [variant.label for variant in self.variants]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"variants: labels {labels}: distinct ones are needed")
         if self.reference not in names:
             raise ValueError(f"reference={self.reference!r}: allowed are {names}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
