@@ -45,13 +45,20 @@ class Table:
     def compared(
         cls, title: str, found: Mapping[str, Mapping[str, Any]], reference: str, scale: int = 100
     ) -> Self:
-        """A table of `statistics.compare`: rates in percent and points; others need `scale` 1."""
+        """A table of `statistics.compare`: rates in percent and points; others need `scale` 1.
+
+        Values are in the order of the seeds, which are named where some variant lacks one.
+        """
         lines = []
+        some_lack = len({tuple(one["values"]) for one in found.values() if one["values"]}) > 1
         for name, one in found.items():
             difference = one["difference"]
             tested = [difference and p_value(difference[key]) for key in ("p", "p_holm")]
             digits, unit = (1, " %") if scale == 100 else (2, "")
-            shown = [f"{scale * value:.{digits}f}" for value in one["values"].values()]
+            shown = [
+                (f"{seed}: " if some_lack else "") + f"{scale * value:.{digits}f}"
+                for seed, value in one["values"].items()
+            ]
             minus = difference and estimate(difference, "+", "", scale)
             mean = estimate(one, "", unit, scale)
             lines.append((name, mean, minus, *tested, ", ".join(shown)))

@@ -711,7 +711,9 @@ def test_a_table_without_significance_says_what_could_be_detected(drawn_study):
 
 
 def test_a_study_that_is_not_whole_has_figures(tmp_path, undrawn):
-    write_study(tmp_path / "half", {("fixed", 0), ("current", 0), ("current", 1)})
+    found = write_study(tmp_path / "half", {("fixed", 0), ("current", 1), ("current", 2)})
+    (valid,) = (t for t in study_results.compared(found) if t.title == "Valid after the last round")
+    assert [line[-1] for line in valid.lines] == ["0: 66.7", "1: 83.3, 2: 100.0", ""]
     figures = report.write(tmp_path / "half")
     assert (figures / "learning_valid_current.png").is_file()
     write_study(tmp_path / "none", set())
