@@ -81,8 +81,8 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
         if their runs vary as these do.
       * `ratio`: `best_minus_worst / detectable`.
       * `seeds_for_best`, `seeds_for_half`: seeds to detect, with a power of 0.8, a designer that
-        reaches the best configuration or half its lead over the reference; null above 1,000 or
-        without a lead.
+        reaches the best configuration or half its lead over the reference; null above 1,000,
+        without a lead and where the reference has failed.
       * `signal_correlation`: Spearman's correlation of `signal` and `mean`; null if one of them is
         constant.
 
@@ -115,7 +115,8 @@ def analyse(found: Mapping[str, Any], space: ConfigurationSpace) -> dict[str, An
     detectable = detectable_difference(residual, SEEDS)
     gaps = held_out_gap(values)
     gap = float(np.mean(gaps))
-    lead = means[order[0]] - means[names.index(found["reference"])]
+    reference = found["reference"]
+    lead = means[order[0]] - means[names.index(reference)] if reference in names else 0.0
     correlation = None
     if np.ptp(signal) and np.ptp(means):
         correlation = float(scipy.stats.spearmanr(signal, means).statistic)

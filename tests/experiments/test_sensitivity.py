@@ -146,6 +146,13 @@ def test_analysis(family):
     assert result["seeds_for_best"] == 2
 
 
+def test_an_analysis_can_lack_the_reference(family):
+    values = np.tile(np.linspace(0.2, 0.9, 8)[:, None], 3)
+    found = study(family, values, missing=[("validation", seed) for seed in range(3)])
+    result = sensitivity.analyse(found, family.space)
+    assert (len(result["configurations"]), result["seeds_for_best"]) == (7, None)
+
+
 def test_a_flat_regime_is_said_loudly(family):
     values = 0.5 + 0.02 * np.random.default_rng(0).normal(size=(8, 5))
     result = sensitivity.analyse(study(family, values), family.space)
