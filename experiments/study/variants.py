@@ -238,15 +238,21 @@ class Study:
                 }
             except UserError as error:
                 raise UserError(f"variant {variant.name}: {error}") from error
-        first = {name: of_seed[self.seeds[0]] for name, of_seed in result.items()}
-        reference = first[self.reference]
+        first = self.seeds[0]
+        different = {
+            name if seed == first else f"{name}, seed {seed}": settings
+            for name, of_seed in result.items()
+            for seed, settings in of_seed.items()
+            if seed == first or seed in self.blocks
+        }
+        reference = result[self.reference][first]
         if self.branches is not None:
             _check_trunk(self.branches, reference)
         with user_errors():
             own = reference.load_family().validation_options
         for path in (*_SAME_VALIDATION, *(f"{reference.family_name}.{name}" for name in own)):
-            _check_equal(path, first, "variants that are validated on the same instances")
-        budgets = {name: Budget.of(settings) for name, settings in first.items()}
+            _check_equal(path, different, "variants that are validated on the same instances")
+        budgets = {name: Budget.of(settings) for name, settings in different.items()}
         for part in Budget._fields:
             if part not in self.may_differ:
                 _check_equal(part, budgets, "equal budgets but for what may_differ names")

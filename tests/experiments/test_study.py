@@ -702,6 +702,12 @@ def test_unequal_budgets_are_refused():
         chosen.settings(bases.tiny_base())
     quarter = Variant("b", "b", best | {"training.prompts_per_step": 8})  # The same candidates.
     dataclasses.replace(chosen, variants=(Variant("a", "a"), quarter)).settings(bases.tiny_base())
+    blocks = {1: {"loop.rounds": 3}}  # Variants count before their blocks.
+    variants = (Variant("a", "a"), Variant("b", "b", {"loop.rounds": 6}))
+    with pytest.raises(
+        UserError, match=r"rounds differs between variants, \{'a': 6, 'a, seed 1': 3, 'b': 6"
+    ):
+        Study("", variants, "a", (0, 1), blocks).settings(bases.tiny_base())
     free = ("instances", "steps", "updates", "answers")
     dataclasses.replace(study, may_differ=free).settings(bases.tiny_base())
 
