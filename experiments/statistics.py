@@ -3,7 +3,8 @@
 A study has few seeds, often five. Two variants with the same seeds give one difference per seed,
 and Student's interval of their mean is used. For normal differences its coverage is exact at any
 number of seeds; with mild skew or heavy tails it stays close. A bootstrap over five seeds does not:
-the nominal 95 % percentile interval covers some 83 %, and so does BCa. Tests check these numbers.
+the nominal 95 % percentile interval covers some 83 %, and so does BCa.
+`docs/studies/README.md` has the simulation.
 """
 
 import math
