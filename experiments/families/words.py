@@ -264,7 +264,7 @@ class Words(Family):
 
 def last_number(text: str) -> str | None:
     """The last number of a text, without commas for thousands; None if there is none."""
-    numbers = _NUMBER.findall(text)
+    numbers = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
     return numbers[-1].replace(",", "") if numbers else None
 
 

@@ -119,6 +119,7 @@ def test_answers(kind, operands, answer):
         ("761-481", 481),
         ("It is -3", -3),
         ("12.5", 12.5),
+        ("4 \u2212 7 = \u22123", -3),
         ("none", None),
     ],
 )
