@@ -1,6 +1,7 @@
 """What a run prints: progress bars with the time left on a terminal, plain lines elsewhere."""
 
 import contextlib
+import re
 import statistics
 import sys
 import time
@@ -18,6 +19,7 @@ from experiments.text.templates import paragraphs
 from learner.training.trainer import GRPOTrainer
 
 _SECONDS_BETWEEN_LINES = 15.0
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _AT_MOST = 4.0  # Median steps: longer ones are taken to compile.
 
 Advance = Callable[[int, str], None]
@@ -43,8 +45,8 @@ class Reporter:
         )
 
     def line(self, text: str) -> None:
-        """Prints a line."""
-        self._console.print(text, markup=False)
+        """Prints a line, without the characters by which a model could command the terminal."""
+        self._console.print(_COMMANDS.sub("\N{REPLACEMENT CHARACTER}", text), markup=False)
 
     def notes(self, texts: Iterable[str]) -> None:
         """Prints indented lines below the previous one."""

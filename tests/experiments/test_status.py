@@ -33,11 +33,13 @@ def test_a_validation_says_what_is_optimal_only_where_that_is_another_thing(caps
     plain = breakdown((10, 5, 5), (30, 0, 0))
     reporter.validation("round 1", plain, plain, "; next: more")
     reporter.line("what models write is shown as it is: [b] :cat: 12:30")
+    reporter.line("but for commands to the terminal: \x1b[2J \x1b]0;x\x07 \x9b2J")
     assert capsys.readouterr().out.splitlines() == [
         "start: valid 25.0% optimal 20.0%, greedy 35.0% 35.0% (valid/optimal: "
         "size 3 50%/40%, size 4 0%/0%)",
         "round 1: valid 12.5%, greedy 12.5% (valid: size 3 50%, size 4 0%); next: more",
         "what models write is shown as it is: [b] :cat: 12:30",
+        "but for commands to the terminal: \ufffd[2J \ufffd]0;x\ufffd \ufffd2J",
     ]
 
 
