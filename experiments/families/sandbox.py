@@ -43,6 +43,7 @@ _MOST = 1 << 28  # Bytes of a reply.
 _REFUSED = """
     fork vfork execve execveat kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open
     pidfd_getfd pidfd_send_signal ptrace process_vm_readv process_vm_writev setrlimit setpriority
+    sched_setaffinity sched_setattr sched_setparam sched_setscheduler ioprio_set migrate_pages
     socket connect bind listen io_uring_setup mq_open msgget semget shmget creat openat2
     open_by_handle_at mkdir mkdirat mknod mknodat rmdir unlink unlinkat rename renameat renameat2
     link linkat symlink symlinkat truncate ftruncate fallocate chmod fchmod fchmodat 452 chown

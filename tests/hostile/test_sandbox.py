@@ -97,6 +97,8 @@ FUNCTIONS = [
     ("os.kill(os.getppid(), 0)", REFUSED),
     ("os.killpg(0, 9)", REFUSED),
     ("os.pidfd_open(os.getppid())", REFUSED),
+    ("os.sched_setaffinity(os.getppid(), {0})", REFUSED),
+    ("os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))", REFUSED),
     ("return ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)", -1),
     ("return os.environ.get('OPENAI_API_KEY')", None),
     ("return 'OPENAI' in open('/proc/self/environ').read()", False),
