@@ -386,7 +386,7 @@ _WITHOUT_EFFECT = frozenset(
     return_dict_in_generate rope_parameters rope_scaling rope_theta sep_token_id suppress_tokens
     task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k
     top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
-    unk_token use_bfloat16 use_cache
+    unk_token unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()  # noqa: SIM905
 )
 
