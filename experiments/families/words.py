@@ -19,7 +19,8 @@ from experiments.families.family import Family, Generated, Problem, Record
 
 CHECKS = ("has_answer", "right")
 
-_NUMBER = re.compile(r"(?<!\d)-?\d+(?:,\d{3})*(?:\.\d+)?")
+# LaTeX separates thousands by {,} or a thin blank, too.
+_NUMBER = re.compile(r"(?<!\d)-?\d+(?:(?:,|\{,\}|\\,)\d{3})*(?:\.\d+)?")
 _WORD = re.compile(r"[A-Za-z]+")
 _QUOTED = re.compile(r"""(?<!\w)["'“`*]([A-Za-z]+)[.,]?["'”`*]""")
 _WORDS = _WORD.findall("""
@@ -263,9 +264,9 @@ class Words(Family):
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text, without commas for thousands; None if there is none."""
+    """The last number of a text, without separators of thousands; None if there is none."""
     numbers = _NUMBER.findall(text.replace("\N{MINUS SIGN}", "-"))
-    return numbers[-1].replace(",", "") if numbers else None
+    return re.sub(r"[^\d.-]", "", numbers[-1]) if numbers else None
 
 
 def read_number(text: str) -> float | None:
