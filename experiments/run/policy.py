@@ -58,7 +58,7 @@ class Policy:
         """Writes a Hugging Face checkpoint, adapters merged; see `weights.save`."""
         weights.save(
             folder,
-            lora.merge(params),
+            lora.merge(params, dtype),
             self.config,
             self.tokenizer,
             dtype=dtype,

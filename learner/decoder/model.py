@@ -357,14 +357,17 @@ def transposed_matmul(x: Array, matrix: Array, dtype: Any = None) -> Array:
     return jax.lax.platform_dependent(x, matrix, cpu=turned, default=plain)
 
 
-def merged(layers: Params) -> Params:
-    """Parameters of one block, or of stacked blocks, with each adapter added to its matrix."""
+def merged(layers: Params, dtype: str | None = None) -> Params:
+    """Parameters of one block, or of stacked blocks, with each adapter added to its matrix.
+
+    A sum is rounded once, to `dtype` or that of its matrix; what has no adapter stays as it is.
+    """
     if "a" in layers:
         kernel = layers["kernel"]
         total = kernel.astype(jnp.float32) + jnp.matmul(layers["a"], layers["b"])
         others = {name: x for name, x in layers.items() if name not in ("a", "b")}
-        return others | {"kernel": total.astype(kernel.dtype)}
-    return {k: merged(v) if isinstance(v, dict) else v for k, v in layers.items()}
+        return others | {"kernel": total.astype(dtype or kernel.dtype)}
+    return {k: merged(v, dtype) if isinstance(v, dict) else v for k, v in layers.items()}
 
 
 # Whole sequences -------------------------------------------------------------

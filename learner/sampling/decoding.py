@@ -67,7 +67,7 @@ def decoding_params(params: Params, config: DecoderConfig, transpose: bool = Fal
         return x.astype(jnp.float32 if path[-1].key == "scale" else config.dtype)
 
     layers = tuple(
-        merged(jax.tree.map(lambda x, i=i: x[i], params["layers"]))
+        merged(jax.tree.map(lambda x, i=i: x[i], params["layers"]), config.dtype)
         for i in range(config.num_hidden_layers)
     )
     whole = jax.tree_util.tree_map_with_path(cast_leaf, {**params, "layers": layers})

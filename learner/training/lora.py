@@ -90,14 +90,19 @@ def attach(base: model.Params, adapters: Any, lora: LoraConfig) -> model.Params:
     return {**base, "layers": layers}
 
 
-def merge(params: model.Params) -> model.Params:
-    """Plain parameters to export, from those of `attach`; without adapters they are unchanged."""
+def merge(params: model.Params, dtype: str | None = None) -> model.Params:
+    """Plain parameters to export, from those of `attach`; without adapters they are unchanged.
+
+    Args:
+      dtype: of the matrices that have adapters, such as that of the files to write; by default
+        their own.
+    """
     if "a" in params:
-        return _merge(params)
-    return {k: merge(v) if isinstance(v, dict) else v for k, v in params.items()}
+        return _merge(params, dtype)
+    return {k: merge(v, dtype) if isinstance(v, dict) else v for k, v in params.items()}
 
 
-@jax.jit
-def _merge(matrix: model.Params) -> model.Params:
+@functools.partial(jax.jit, static_argnums=1)
+def _merge(matrix: model.Params, dtype: str | None) -> model.Params:
     """A layer at a time, as the sums are float32."""
-    return jax.lax.map(model.merged, matrix)
+    return jax.lax.map(functools.partial(model.merged, dtype=dtype), matrix)

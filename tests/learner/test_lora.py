@@ -123,6 +123,21 @@ def test_decoding_and_exported_matrices_are_the_merged_ones(tiny_model, start):
     )
 
 
+def test_a_base_of_16_bits_does_not_round_its_sum_with_adapters(tiny_model, start):
+    """Where decoding, or the file to write, has 32: adapters may be below the base's precision."""
+    base, adapters = jax.tree.map(lambda x: x.astype(jnp.bfloat16), start[0]), start[1]
+    attached = lora.attach(base, adapters, LORA)
+    want = by_hand(jax.tree.map(lambda x: x.astype(jnp.float32), base), adapters)
+    layers = decoding_params(attached, tiny_model)["layers"]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+    for got in (stacked, lora.merge(attached, "float32")["layers"]):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(np.asarray(x, np.float32), y, atol=1e-5),
+            got,
+            want["layers"],
+        )
+
+
 def test_an_update_makes_no_matrix_of_the_base(tiny_model, start):
     """Neither the sum with the adapters, nor a float32 copy, nor a gradient."""
     base, adapters = start
