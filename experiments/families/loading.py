@@ -25,7 +25,7 @@ from experiments.families.family import (
 from experiments.families.lakes.family import Lakes
 from experiments.families.lakes.options import LakesOptions
 from experiments.families.reasoning_gym.family import ReasoningGym, ReasoningGymOptions
-from experiments.families.sandbox import Sandbox, SandboxError
+from experiments.families.sandbox import Sandbox, SandboxError, told
 from experiments.families.shapes import ShapeError
 from experiments.families.words import Words
 from learner import checks
@@ -158,11 +158,16 @@ class FamilySettings:
         if folder not in sys.path:  # Of modules beside it.
             sys.path.append(folder)
         try:
-            family = runpy.run_path(str(path), run_name="family").get(attribute)
+            defined = runpy.run_path(str(path), run_name="family")
         except (Exception, SystemExit) as error:
-            raise ValueError(f"family={name!r}: {type(error).__name__}: {error}") from error
+            raise ValueError(f"family={name!r}: {told(error, str(path))}") from error
+        family = defined.get(attribute)
         if not isinstance(family, Family):
-            raise ValueError(f"family={name!r}: {attribute!r} is no instance of families.Family")
+            there = [name for name, value in defined.items() if isinstance(value, Family)]
+            raise ValueError(
+                f"family={name!r}: {attribute!r} is no instance of families.Family; "
+                f"the file has {', '.join(there) or 'none'}"
+            )
         for member, kind in (("space", ConfigurationSpace), ("texts", FamilyTexts)):
             if not isinstance(getattr(family, member, None), kind):
                 raise ValueError(f"family={name!r}: {attribute}.{member} must be a {kind.__name__}")

@@ -255,6 +255,8 @@ def _leave_others() -> None:
 
 def told(error: BaseException, path: str) -> str:
     """An error with the last of its lines in a file, or the very last one."""
+    if isinstance(error, SyntaxError):  # Its text has the line.
+        return f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     at = ([frame for frame in frames if frame.filename == path] or frames)[-1]
     place = f"{os.path.basename(at.filename)}:{at.lineno}, in {at.name}"

@@ -256,8 +256,14 @@ def test_records_make_evidence(text, index):
     ("name", "text", "message"),
     [
         ("{}:family", "family = 3", "'family' is no instance"),
-        ("{}:other", "family = 3", "'other' is no instance"),
-        ("{}:family", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("{}:other", "family = 3", "'other' is no instance of families.Family; the file has none"),
+        (
+            "{}:mine",
+            "from experiments.families.template import family",
+            "'mine' is no instance.*; the file has family$",
+        ),
+        ("{}:family", "1 / 0", r"ZeroDivisionError: division by zero \(own\.py:1, in <module>\)"),
+        ("{}:family", "\n1 +", r"family': SyntaxError: invalid syntax \(own\.py, line 2\)$"),
     ],
 )
 def test_what_is_no_family_is_refused(name, text, message, tmp_path):
