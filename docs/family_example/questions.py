@@ -25,7 +25,7 @@ class Questions(families.DataSet):
 
 
 family = Questions(
-    [{"group": str(question[LEVEL]), **question} for question in DATA],
+    [{**question, "group": str(question[LEVEL])} for question in DATA],
     label="level",
     task="to answer questions",
     checks=["right_value"],

@@ -518,7 +518,7 @@ def test_the_groups_of_a_data_set_may_be_numbers():
 def test_a_data_set_with_a_scoring_function_is_a_family(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     questions = [
-        {"level": level, "question": f"{i} + {level}?", "answer": i + level}
+        {"level": level, "question": f"{i} + {level}?", "answer": i + level, "group": "train"}
         for level in (1, 2)
         for i in range(20)
     ]
