@@ -139,9 +139,9 @@ class Parameter:
         if not 0 <= self.decimals <= 6:
             raise ValueError(f"{self.name}: decimals={self.decimals}, allowed are 0 to 6")
         given: Any = self.bounds
-        if len(given) == 2 and not any(isinstance(bound, Sequence) for bound in given):
-            given = (given,)
         try:
+            if len(given) == 2 and not any(isinstance(bound, Sequence) for bound in given):
+                given = (given,)
             pairs = tuple((float(low), float(high)) for low, high in given)
         except (TypeError, ValueError):
             raise ValueError(
@@ -181,6 +181,8 @@ class ConfigurationSpace:
     def __post_init__(self) -> None:
         if isinstance(self.rows, str) or not all(isinstance(row, str) for row in self.rows):
             raise ValueError(f"rows={self.rows!r}: names are needed, such as ('3', '4')")
+        if isinstance(self.parameters, Parameter):
+            raise ValueError(f"parameters={self.parameters}: a tuple is needed, (Parameter(...),)")
         object.__setattr__(self, "rows", tuple(self.rows))
         object.__setattr__(self, "parameters", tuple(self.parameters))
         for row in (*self.rows, self.label):

@@ -74,7 +74,12 @@ def plain_texts(space: ConfigurationSpace, task: str, checks: Sequence[str]) -> 
       space: its parameters' `meaning`s are quoted.
       task: what the trained model learns, such as "to add numbers".
       checks: names of the checks, each shown under its own name.
+
+    Raises:
+      ValueError: `checks` is a single text.
     """
+    if isinstance(checks, str):
+        raise ValueError(f"checks={checks!r}: names are needed, such as ({checks!r},)")
     names = ("instruction", "guideline", "neutral_guideline", "output_format", "explanation")
     texts = {name: " ".join(getattr(_TEXTS, name)(space, task).split()) for name in names}
     return FamilyTexts(

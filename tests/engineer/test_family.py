@@ -31,6 +31,11 @@ WANTED = SPACE.random(9)
 ANSWER = render_config(WANTED, SPACE)
 
 
+def test_a_check_alone_is_no_list_of_checks():
+    with pytest.raises(ValueError, match=r"checks='right': names are needed, such as \('right',\)"):
+        plain_texts(SPACE, "to add numbers", "right")
+
+
 def test_evidence_is_kept_by_topic():
     assert list(RECORD.breakdown.to_dict())[-1] == "by_topic"
     assert FailureBreakdown.from_dict(RECORD.breakdown.to_dict()) == RECORD.breakdown

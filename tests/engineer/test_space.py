@@ -66,6 +66,7 @@ def test_bad_spaces_are_refused():
         (("size", "34", one), "rows='34': names are needed"),
         (("topic", ("a b",), one), "'a b'"),
         (("topic", ("a",), ()), "parameters"),
+        (("topic", ("a",), one[0]), r"parameters=Parameter\(.*: a tuple is needed"),
         (("topic", ("a", "b", "c"), (Parameter("x", ((0, 1), (0, 1))),)), "2 pairs of bounds"),
         (("topic", ("a",), one, "y"), "parameter='y' is unknown"),
         (("topic", ("a",), (Parameter("x", ((0, 0.5),)),)), r"need bounds \(0, 1\)"),
@@ -81,6 +82,7 @@ def test_bad_spaces_are_refused():
         ({"decimals": 7}, "decimals=7"),
         ({"bounds": ((0, 1, 2),)}, "pairs"),
         ({"bounds": (0, "1")}, "pairs"),
+        ({"bounds": 3}, "x: bounds=3, pairs"),
     ):
         with pytest.raises(ValueError, match=message):
             Parameter(**{"name": "x", **options})
