@@ -166,3 +166,6 @@ def examine(family: Family) -> Iterator[str]:
     yield f"solutions: {valid} of {len(problems)} valid"
     if valid < len(problems):
         raise FamilyError(f"solutions: only {valid} of {len(problems)} are valid by `verify`")
+    # Right in form and wrong in value, where `verify` may name a check that `texts` lacks.
+    valid = _verify(family, problems, [*texts[1:], texts[0]], "a solution of another problem")
+    yield f"solutions of other problems: {valid} of {len(problems)} valid"

@@ -225,6 +225,10 @@ class Family(ABC):
           NoProblemError: there is no problem.
         """
         rows, notes = {}, []
+        needed = {"group", *self.space.names} - {self.space.fraction_parameter}
+        for problem in problems:
+            if missing := needed - problem.keys():
+                raise ValueError(f"a problem has no {min(missing)!r}; it needs {sorted(needed)}")
         for row, asked in self.counts(config, count).items():
             made = [problem for problem in problems if problem["group"] == row]
             achieved = {

@@ -38,7 +38,8 @@ def test_the_template_is_usable(tmp_path, capsys):
     assert "only length 3: 4 of 4 problems" in out
     assert "configuration: 200 of 200\n" in out
     assert re.search(r"empty completions: 0 of 200 valid, [\d.e-]+ s each", out)
-    assert out.endswith("solutions: 200 of 200 valid\nthe family is usable\n")
+    assert "\nsolutions: 200 of 200 valid\n" in out
+    assert out.endswith("solutions of other problems: 0 of 200 valid\nthe family is usable\n")
 
 
 OWN = 'reward = "the part of the digits that stand before the first error"'
@@ -62,6 +63,8 @@ def slow(*values):
         slow("if text != right else", "if text and text != right else", "an empty completion"),
         (OWN, f"{OWN}\n    def text(self, *_): return _[0]['q']\n", r"KeyError: 'q' .*in text\)"),
         (OWN, f"{OWN}\n    failure = {{'right_value': 3}}.get\n", r"failure\('is_nu.*=None: "),
+        ('"right_value" if', '"value" if', r"another problem.*failed\[0\]='value': allowed are"),
+        ('"group": length, ', "", r"a problem has no 'group'.*own\.py:\d+, in generate"),
         slow(OWN, f"{OWN}\n    def example(self, *_): pass\n", "example=None: allowed are values"),
         slow(OWN, f"{OWN}\n    def draw(self, *_): raise SystemError\n", "SystemError: .*in draw"),
         slow("if text.isdecimal()", "if int(text or 0)", "a completion in prose.*ValueError"),
