@@ -3,6 +3,7 @@
 python -m experiments.new_family my_task
 """
 
+import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ def main(argv: Sequence[str]) -> None:
             f"{' '.join(names)!r}: one name is needed, of small letters, digits and underscores"
         )
     (name,) = names
+    if (known := importlib.util.find_spec(name)) and known.origin:
+        raise app.UsageError(f"{name!r}: the file would hide a module of that name from Python")
     path = Path(f"{name}.py")
     if path.exists():
         raise app.UsageError(f"{path}: the file is already there; allowed are new names")

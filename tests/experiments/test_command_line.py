@@ -11,6 +11,7 @@ from importlib import metadata
 
 import jax
 import pytest
+from absl import app
 from whole_runs import ROOT, python
 
 import experiments
@@ -178,6 +179,8 @@ def test_a_template_says_what_comes_next(monkeypatch, tmp_path, capsys):
         "mapf-train",
     ]
     assert all("my_task.py:family" in line for line in lines)
+    with pytest.raises(app.UsageError, match="'numbers': the file would hide a module"):
+        new_family.main(["new_family", "numbers"])
 
 
 def test_the_help_of_the_report_says_what_it_does():
