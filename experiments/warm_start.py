@@ -273,6 +273,7 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     out.mkdir(parents=True, exist_ok=True)  # Now, not after the training, if it cannot be made.
     begin = time.perf_counter()
     with user_errors():
+        optimizer = _optimizer(settings)
         family = settings.load_family()
     if settings.family_file:
         with examination.own_errors(settings.family_file):
@@ -316,7 +317,7 @@ def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
     with user_errors():
         design_completer(settings, family, policy)
         sampled, greedy = validation_completers(settings, policy)
-    optimizer, adapters = _optimizer(settings), settings.training.lora
+    adapters = settings.training.lora
     trainer = sft.SFTTrainer(
         sft.SFTConfig(
             batch_size=_BATCH_SIZE.value,

@@ -83,17 +83,23 @@ def test_only_the_same_warm_start_goes_on(flag, options, file, said, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "given", "said"),
     [
-        ({"training.temperature": -1.0}, r"error: training\.temperature=-1\.0: allowed are"),
+        ({"training.temperature": -1.0}, {}, r"error: training\.temperature=-1\.0: allowed are"),
         (
             {"training.thinking_tokens": 4, "validation.thinking_tokens": 4},
+            {},
             "error: thinking_tokens=4: the tokenizer has no token </think>",
+        ),
+        (
+            {},
+            {"learning_rate": 0.0},
+            r"error: learning_rate=0\.0: allowed are finite numbers",
         ),
     ],
 )
 def test_what_a_run_would_refuse_ends_it_in_one_line_before_training(
-    changes, said, tmp_path, monkeypatch
+    changes, given, said, tmp_path, monkeypatch
 ):
     config = sums.get_config()
     config.update_from_flattened_dict({"family": "words:sums", **changes})
@@ -101,7 +107,7 @@ def test_what_a_run_would_refuse_ends_it_in_one_line_before_training(
     for name in ("quieten", "keep_freed_memory"):  # Not in this process.
         monkeypatch.setattr(warm_start.process, name, lambda *_: None)
     monkeypatch.setattr(warm_start, "load_params", lambda *_: None)  # To be refused before.
-    with flagsaver.flagsaver(out=str(tmp_path), model="sums", solutions=8, designs=2):
+    with flagsaver.flagsaver(out=str(tmp_path), model="sums", solutions=8, designs=2, **given):
         flags.FLAGS.mark_as_parsed()
         with pytest.raises(SystemExit, match=said):
             warm_start.main(["warm_start"])
