@@ -12,6 +12,7 @@ from learner import checks
 
 _CONFIGS = Path(__file__).parents[1] / "configs"
 _DEFAULT_CONFIG = "tiny"
+_BOOLEANS = ("true", "t", "1", "false", "f", "0")  # As absl reads them.
 
 # Flags defined here belong to the calling command, whose --help lists them.
 flags.disclaim_key_flags()
@@ -57,10 +58,13 @@ def parse_flags(argv: list[str]) -> list[str]:
             continue
         others.append(argument)
         if argument.startswith("-") and name.startswith("config."):
+            field = name.removeprefix("config.")
             try:
-                settings_lib.check_field(name.removeprefix("config."))
+                kind = settings_lib.check_field(field)
             except ValueError as error:
                 sys.exit(f"error: {checks.one_line(error)}")
+            if kind is bool and equals and value.lower() not in _BOOLEANS:
+                sys.exit(f"error: {field}={value!r}: allowed are True and False")
     try:
         return flags.FLAGS([others[0], f"--config={config_file(given)}", *others[1:]])
     except (flags.Error, TypeError) as error:

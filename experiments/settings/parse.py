@@ -125,8 +125,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
         return _build(FamilySettings, {name: config[name] for name in names}, "").load_family()
 
 
-def check_field(path: str) -> None:
-    """Checks that `path`, such as "loop.rounds", names an option.
+def check_field(path: str) -> Any:
+    """Checks that `path`, such as "loop.rounds", names an option, and returns its type.
 
     Raises:
       ValueError: it does not; the message says which part is unknown and what is allowed.
@@ -138,6 +138,7 @@ def check_field(path: str) -> None:
         if name not in fields:
             raise ValueError(f"{done}{name}: {_unknown(name, list(fields), done)}")
         kind, done = fields[name], f"{done}{name}."
+    return kind
 
 
 def _renamed(path: str) -> str | None:

@@ -302,6 +302,7 @@ def test_other_options_and_bad_options_stop_at_once(undisturbed, tmp_path):
         ("--config.engineer.designer=nobody", "engineer.designer='nobody': allowed are"),
         ("--config.loop.rouns=3", "loop.rouns: unknown field (did you mean loop.rounds?)"),
         ("--config.loop.rounds=three", "--config.loop.rounds=three: invalid literal for int()"),
+        ("--config.log.tensorboard=yes", "log.tensorboard='yes': allowed are True and False"),
     ):
         code, _, err = whole_runs.three_rounds(tmp_path / "new", option).end()
         assert code != 0
