@@ -80,10 +80,12 @@ def abstract(lora: LoraConfig, config: DecoderConfig) -> Any:
     return jax.eval_shape(lambda key: init(key, lora, config), jax.random.key(0))
 
 
-def attach(base: model.Params, adapters: Any, lora: LoraConfig) -> model.Params:
-    """The arrays of `base`, with the adapters beside their matrices; differentiable in both."""
+def attach(base: Any, trained: Any, lora: LoraConfig) -> model.Params:
+    """The arrays of `base`, with adapters beside its matrices; at rank 0 what is trained itself."""
+    if not lora.rank:
+        return trained
     layers = {module: dict(matrices) for module, matrices in base["layers"].items()}
-    for module, matrices in adapters["layers"].items():
+    for module, matrices in trained["layers"].items():
         for name, pair in matrices.items():
             scaled = {"a": pair["a"], "b": pair["b"] * (lora.alpha / lora.rank)}
             layers[module][name] = {**layers[module][name], **scaled}

@@ -220,7 +220,7 @@ class SFTTrainer:
 
         def loss(params: Any, batch: MicroBatch, frozen: Any) -> Any:
             window = batch.weights.shape[-1]
-            policy = lora.attach(frozen, params, adapters) if adapters.rank else params
+            policy = lora.attach(frozen, params, adapters)
             logprobs, entropies = completion_logprobs(policy, model_config, batch, window)
             predicted = batch.completion_lengths
             if batch.given is not None:
@@ -262,8 +262,6 @@ class SFTTrainer:
 
     def policy_params(self, state: TrainState) -> Any:
         """The parameters to sample from; see `GRPOTrainer.policy_params`."""
-        if not self._adapters.rank:
-            return state.params
         return lora.attach(self._frozen, state.params, self._adapters)
 
     def run(

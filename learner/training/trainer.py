@@ -199,8 +199,6 @@ class GRPOTrainer:
         What to sample from and validate; to export, `lora.merge` them. Their arrays are those of
         the state, which the next step donates, and those of the base.
         """
-        if not self.config.lora.rank:
-            return state.params
         return lora.attach(self._frozen, state.params, self.config.lora)
 
     def run(
@@ -537,8 +535,7 @@ def _programs(
         )
 
     def loss(params: Any, batch: PackedSequences, frozen: Any) -> Any:
-        policy = lora.attach(frozen, params, config.lora) if config.lora.rank else params
-        logprobs, entropies = forward(policy, batch)
+        logprobs, entropies = forward(lora.attach(frozen, params, config.lora), batch)
         reference_logprobs = forward(frozen, batch)[0] if kl_coef > 0 else None
         return grpo.objective(
             objective,

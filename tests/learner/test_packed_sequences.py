@@ -80,7 +80,7 @@ def test_packing_changes_neither_loss_nor_gradient(
         trained = jax.tree.map(lambda x: x + 0.02, trained)  # Fresh ones change nothing.
 
     def loss(trained, sequences):
-        policy = lora.attach(frozen, trained, adapters) if rank else trained
+        policy = lora.attach(frozen, trained, adapters)
         forward = functools.partial(
             packed_logprobs, config=tiny_model, batch=sequences, temperature=0.7
         )
