@@ -51,10 +51,10 @@ class Validation:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One round, as far as it has come.
+    """One round, as far as it has come, or what was before the first one.
 
     Attributes:
-      index: name of its folder, from 0.
+      index: name of its folder, from 0; -1 before the first one.
       config: the configuration of its training set, once that is made.
       generated: the report of `generated.json`: a `note`, such as why another configuration was
         used, and by row the fields of `GeneratedRow`.
@@ -94,9 +94,7 @@ class Run:
       versions: of packages, and the machine.
       seconds: wall time of its processes, if recorded; without a beginning shared in a study.
       branch: its source run and round, if it is a branch.
-      initial: the validation before training.
-      initial_test: the same on the test set, if there is one.
-      initial_reading: as that of a round, of the checkpoint before training.
+      before: what was found of the model before training.
       rounds: those that have begun.
     """
 
@@ -105,31 +103,28 @@ class Run:
     versions: Mapping[str, Any]
     seconds: float | None
     branch: Mapping[str, Any] | None
-    initial: Validation | None
-    initial_test: Validation | None
-    initial_reading: Mapping[str, Reading] | None
+    before: Round
     rounds: tuple[Round, ...]
 
     @property
     def validations(self) -> list[tuple[int, Validation]]:
         """(number of the round before, validation) of all finished ones; 0 is before training."""
-        numbered = [(0, self.initial), *((each.number, each.validation) for each in self.rounds)]
-        return [(number, found) for number, found in numbered if found is not None]
+        return self._known("validation")
 
     @property
     def tests(self) -> list[tuple[int, Validation]]:
         """The same on the test set: before training and after the last round, if there is one."""
-        numbered = [(0, self.initial_test), *((each.number, each.test) for each in self.rounds)]
-        return [(number, found) for number, found in numbered if found is not None]
+        return self._known("test")
 
     @property
     def readings(self) -> list[tuple[int, Mapping[str, Reading]]]:
         """(number of the round before, readings by rule) of all measured; 0 is before training."""
-        numbered = [
-            (0, self.initial_reading),
-            *((each.number, each.reading) for each in self.rounds),
-        ]
-        return [(number, found) for number, found in numbered if found is not None]
+        return self._known("reading")
+
+    def _known(self, name: str) -> list[tuple[int, Any]]:
+        stages = (self.before, *self.rounds)
+        found = ((each.number, getattr(each, name)) for each in stages)
+        return [(number, one) for number, one in found if one is not None]
 
     @property
     def steps(self) -> list[Mapping[str, float]]:
@@ -177,7 +172,7 @@ def read_run(root: Path) -> Run:
       ValueError: a file of it is damaged; the message names it.
     """
     folders = [path for path in (root / "rounds").glob("*") if path.name.isdecimal()]
-    rounds = [_round(path) for path in sorted(folders, key=lambda path: int(path.name))]
+    rounds = [_round(path, int(path.name)) for path in folders]
     seconds = None  # Damaged times must not prevent a report.
     with contextlib.suppress(UserError):
         times = files.read_log(root / files.TIMES)
@@ -189,16 +184,14 @@ def read_run(root: Path) -> Run:
         versions=read_json(root / "versions.json") or {},
         seconds=seconds,
         branch=read_json(root / files.BRANCH),
-        initial=_validation(root / "initial"),
-        initial_test=_validation(root / "initial" / files.TEST),
-        initial_reading=_reading(root / "initial"),
-        rounds=tuple(rounds),
+        before=_round(root / "initial", -1),
+        rounds=tuple(sorted(rounds, key=lambda each: each.index)),
     )
 
 
-def _round(folder: Path) -> Round:
+def _round(folder: Path, index: int) -> Round:
     return Round(
-        index=int(folder.name),
+        index=index,
         config=read_json(folder / "environment.yaml", Configuration.from_dict),
         generated=read_json(folder / "generated.json", lambda of: {**of, "rows": of["rows"]}),
         steps=tuple(files.read_log(folder / "train.jsonl")),
@@ -206,7 +199,7 @@ def _round(folder: Path) -> Round:
         test=_validation(folder / files.TEST),
         design=_design(folder / "design"),
         engineer_steps=tuple(files.read_log(folder / "engineer_training.jsonl")),
-        reading=_reading(folder),
+        reading=read_json(folder / files.READING, readings),
     )
 
 
@@ -235,10 +228,6 @@ def _design(folder: Path) -> Mapping[str, Any] | None:
         }
 
     return read_json(folder / "design.json", parse)
-
-
-def _reading(folder: Path) -> Mapping[str, Reading] | None:
-    return read_json(folder / files.READING, readings)
 
 
 def readings(found: Mapping[str, Any]) -> dict[str, Reading]:

@@ -268,11 +268,11 @@ def _points(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """`points` and `used` of a run, as in `study.json`."""
     used = collections.Counter(dict.fromkeys(("instances_asked", *_TRAINED, "answers"), 0))
-    if run.initial is None:
+    if run.before.validation is None:
         return [], used
     untrained = dict.fromkeys(("config", "achieved", "training", "design", "follows"))
-    processor, first = 0.0, _validated(run.initial, used)
-    first |= {"processor_seconds": processor, "test": _tested(run.initial_test)}
+    processor, first = 0.0, _validated(run.before.validation, used)
+    first |= {"processor_seconds": processor, "test": _tested(run.before.test)}
     points = [{"round": None, **first, **untrained}]
     batch = training.prompts_per_step * training.group_size
     design: Mapping[str, Any] | None = None
