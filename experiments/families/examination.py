@@ -8,7 +8,6 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -71,20 +70,12 @@ def try_once(family: Family) -> None:
     problems = family.generate(jax.random.key(0), family.validation, FEW, ()).problems
     shown = {**problems[0], "id": "0"}  # As in a run, which numbers them.
     for name in family.texts.checks:
-        _check(family.failure(name), str, f"failure({name!r})")
-    _check(family.text(shown, ""), str, "text")
-    _check(family.example(shown, ""), str, "example")
+        check(family.failure(name), str, f"failure({name!r})")
+    check(family.text(shown, ""), str, "text")
+    check(family.example(shown, ""), str, "example")
     family.draw(shown, "")
     if type(family).task is Family.task:
         _verify(family, problems, [""] * len(problems), "an empty completion")
-
-
-def _check(value: Any, shape: Any, name: str) -> None:
-    """`shapes.check` for what a user reads."""
-    try:
-        check(value, shape, name)
-    except ShapeError as error:
-        raise FamilyError(str(error)) from error
 
 
 def _verify(family: Family, problems: Sequence[Problem], texts: Sequence[str], what: str) -> int:
@@ -96,7 +87,7 @@ def _verify(family: Family, problems: Sequence[Problem], texts: Sequence[str], w
     task = family.task(problems)
     message = {"role": str, "content": str}
     for i in range(len(task)):
-        _check(list(task.messages(i)), [message], f"messages({i})")
+        check(list(task.messages(i)), [message], f"messages({i})")
     completions = [Completion(text, 1, False) for text in texts]
     records = task.score(np.arange(len(problems)), completions).records
     for record in records:
@@ -159,7 +150,7 @@ def examine(family: Family) -> Iterator[str]:
     except NotImplementedError:
         yield "solutions: none defined, which only a warm start needs"
         return
-    _check(list(texts), [str], "solutions")
+    check(list(texts), [str], "solutions")
     if len(texts) != len(problems):
         raise FamilyError(f"solutions: {len(texts)} of {len(problems)} problems")
     valid = _verify(family, problems, texts, "a solution of the family")

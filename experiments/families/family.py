@@ -27,7 +27,7 @@ from engineer.space import Configuration, ConfigurationSpace, round_fractions
 from engineer.texts import FamilyTexts
 from experiments.families import sandbox, shapes
 from experiments.families.sandbox import OutOfTimeError, SandboxError
-from experiments.families.shapes import ShapeError
+from experiments.families.shapes import FamilyError, ShapeError
 from learner import checks, tokens
 from learner.chat import Completion, Message
 from learner.devices import distributed
@@ -80,10 +80,6 @@ def last_answer(text: str) -> str:
     said = [block for block in blocks if not _MENTION.fullmatch(block)]
     # Words of a form may also be an answer, so they count where there is no other.
     return ([block for block in said if not _FORM.fullmatch(block)] or said or blocks)[-1]
-
-
-class FamilyError(ValueError):
-    """A run cannot go on with a family as it is."""
 
 
 class NoProblemError(FamilyError):

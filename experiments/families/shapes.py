@@ -7,7 +7,11 @@ from typing import Any
 from learner import checks
 
 
-class ShapeError(ValueError):
+class FamilyError(ValueError):
+    """A run cannot go on with a family as it is."""
+
+
+class ShapeError(FamilyError):
     """A value that a function returned has another shape than promised; the message names it."""
 
 
