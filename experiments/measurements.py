@@ -124,7 +124,7 @@ def write(
       content: further fields of the JSON file.
     """
     page = render("measurements.md", title=title, about=about, notes=notes, tables=tables)
-    files.write_text(path.with_suffix(".md"), page)
+    files.write_file(path.with_suffix(".md"), page)
     head = {"title": title, "facts": about, "notes": notes}
     files.write_file(path.with_suffix(".json"), {**head, **content})
 

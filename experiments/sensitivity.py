@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
         for name, config in sensitivity.configurations(family(), _RANDOM.value).items():
             path = root / "configurations" / f"{name}.yaml"
             if not path.exists():
-                files.write_text(path, yaml.safe_dump(config.to_dict(), sort_keys=False))
+                files.write_file(path, yaml.safe_dump(config.to_dict(), sort_keys=False))
             variants.append(Variant(name, name.replace("_", " "), {"engineer.start": str(path)}))
         return Study(
             question="How much does the configuration of the training set matter here?",
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
             result=result,
             sentence=sentence,
         )
-        files.write_text(root / "sensitivity.md", page)
+        files.write_file(root / "sensitivity.md", page)
         return sentence
 
     command.run(argv, load, conclude)

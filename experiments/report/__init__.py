@@ -40,5 +40,5 @@ def write(root: Path) -> Path:
         raise ValueError(
             f"{root}: neither a run (with a config.json) nor a study (with a study.json) is there"
         )
-    files.write_text(root / "report.html", run.page(read_run(root), gallery))
+    files.write_file(root / "report.html", run.page(read_run(root), gallery))
     return root / "report.html"

@@ -223,7 +223,7 @@ class Gallery:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture.getvalue())
         table = chart.table()
-        files.write_text(self._root / "data" / f"{chart.name}.csv", table.to_csv())
+        files.write_file(self._root / "data" / f"{chart.name}.csv", table.to_csv())
         _, tag, content = drawing.getvalue().partition("<svg")
         names = ", ".join(dict.fromkeys(line[0] for line in table.lines))
         return Drawn(Markup(tag + content), f"{chart.title}, {table.columns[2]}: {names}")

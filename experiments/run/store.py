@@ -350,8 +350,9 @@ def _digest(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically."""
+def write_file(path: Path, value: Any) -> None:
+    """Writes `file_text` of a value atomically."""
+    text = file_text(path, value)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
@@ -359,11 +360,6 @@ def write_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def write_file(path: Path, value: Any) -> None:
-    """Writes `file_text` of a value atomically."""
-    write_text(path, file_text(path, value))
 
 
 def file_text(path: Path, value: Any) -> str:

@@ -76,7 +76,7 @@ def write(
         **compare(study, of, runs),
     }
     files.write_file(root / "study.json", found)
-    files.write_text(root / "comparison.md", markdown(found))
+    files.write_file(root / "comparison.md", markdown(found))
     return found
 
 

@@ -170,7 +170,7 @@ def write(
         "comparison": comparison,
     }
     files.write_file(root / FILE, found)
-    files.write_text(root / "comparison.md", markdown(found))
+    files.write_file(root / "comparison.md", markdown(found))
     return found
 
 

@@ -28,7 +28,7 @@ import ml_collections
 
 from experiments.run.branching import copy_rounds
 from experiments.run.status import Reporter
-from experiments.run.store import RunStore, differences, write_text
+from experiments.run.store import RunStore, differences, write_file
 from experiments.settings import EngineerSettings, LogSettings, LoopSettings, Settings
 from experiments.study import branches, processes, provenance, results
 from experiments.study.branches import branch_folder
@@ -415,7 +415,7 @@ class Runner:
         else:
             self._errors[job.folder] = error
             with contextlib.suppress(OSError):
-                write_text(self._root / job.folder / ERROR, error + "\n")
+                write_file(self._root / job.folder / ERROR, error + "\n")
         self._done += 1
         self._seconds += seconds
         left = self._seconds / self._done * (self._total - self._done) / self._num_slots

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.run.store import write_text
+from experiments.run.store import write_file
 from experiments.text.errors import UserError
 from learner.devices import preemption
 
@@ -181,6 +181,6 @@ class Submitter:
         """
         token = uuid.uuid4().hex
         mark = log.with_name(MARK)
-        write_text(mark, token)
+        write_file(mark, token)
         work = Work(command, line, environment, log, mark, token, preemption.EXIT_CODE)
         return Submitted(self._executor, work)

@@ -129,7 +129,7 @@ def write_run(root, settings=None, rounds=2, after=AFTER):
     for index in range(rounds):
         folder = root / "rounds" / str(index)
         config = configuration(START if index == 0 else DESIGNED)
-        files.write_text(folder / "environment.yaml", render_config(config, space) + "\n")
+        files.write_file(folder / "environment.yaml", render_config(config, space) + "\n")
         rows = {
             size: {
                 "asked": 10,
@@ -189,8 +189,8 @@ def write_design(folder, space):
     numbers = dict.fromkeys(MEASURES, 0.25)
     files.write_file(folder / "design.json", design)
     files.write_file(folder / "analysis.json", {**numbers, "followed": "no_holes", "mistakes": 3})
-    files.write_text(folder / "context.md", f"What was shown {EVIL}\n")
-    files.write_text(folder / "answers.md", f"{EVIL}\n")
+    files.write_file(folder / "context.md", f"What was shown {EVIL}\n")
+    files.write_file(folder / "answers.md", f"{EVIL}\n")
 
 
 class Page(HTMLParser):
@@ -481,7 +481,7 @@ def test_a_family_from_a_file_is_told_in_words_and_without_an_optimum(tmp_path, 
     ]
     write_validation(root / "initial", ["323", "no", "1", "2"], family, problems)
     for folder, table in zip(sorted((root / "rounds").iterdir()), tables, strict=True):
-        files.write_text(folder / "environment.yaml", json.dumps(table))
+        files.write_file(folder / "environment.yaml", json.dumps(table))
         rows = {row: {"asked": 10, "made": 10, "achieved": of} for row, of in table.items()}
         generated = {"note": "", "asked": 20, "made": 20, "rows": rows}
         files.write_file(folder / "generated.json", generated)
@@ -649,7 +649,7 @@ def write_study(root, finished=None):
             after[2 : 3 + seed // 2] = [SOLVED[3], SOLVED[4]][: 1 + seed // 2]
         folder = root / study_results.run_folder(variant, seed)
         write_run(folder, settings[variant][seed], after=after)
-        files.write_text(folder / files.TIMES, '{"seconds": 60.0, "cpu_seconds": 90.0}\n')
+        files.write_file(folder / files.TIMES, [{"seconds": 60.0, "cpu_seconds": 90.0}])
         files.write_file(folder / study_results.FINISHED, {"finished": True})
     return study_results.write(root, STUDY, settings, {})
 

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.run import checkpoint as run_checkpoint
 from experiments.run.checkpoint import Position, RunCheckpoints
-from experiments.run.store import RunStore, write_text
+from experiments.run.store import RunStore, write_file
 from experiments.settings import CheckpointSettings, Settings, from_config
 from learner.training.train_state import TrainState
 
@@ -37,8 +37,8 @@ def test_what_followed_an_older_checkpoint_is_made_anew(tmp_path, monkeypatch, s
     settings = from_config({"training": training, "environment": {"num_instances": 8}})
     files = ["train.jsonl", "validation.json", "design/design.json"]
     for name in ["initial/validation.json", "report.html", *(f"rounds/0/{n}" for n in files)]:
-        write_text(tmp_path / name, "")
-    write_text(tmp_path / "rounds/1/validation.json", "")
+        write_file(tmp_path / name, "")
+    write_file(tmp_path / "rounds/1/validation.json", "")
     with RunCheckpoints(settings, RunStore(tmp_path)) as saved:
         for total in range(1, 5):
             index, of_round = divmod(total - 1, 2)

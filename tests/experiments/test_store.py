@@ -138,7 +138,7 @@ def test_a_problem_set_is_as_it_was_made_or_refused(tmp_path):
 def test_a_path_may_be_relative_once_and_absolute_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("sets/one.jsonl", "sets/two.jsonl"):
-        store.write_text(tmp_path / name, "")
+        store.write_file(tmp_path / name, "")
     (tmp_path / "run" / "validation").mkdir(parents=True)
     run, absolute = RunStore(tmp_path / "run"), f"{tmp_path}/sets"
     for folder in ("sets", absolute, "sets"):
