@@ -16,22 +16,14 @@ MOST_MOVED = 0.1
 """The largest move of a number in a local edit, in units of the width of its bounds."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Local:
-    """A designer whose designs edit the current configuration locally.
+def local(inner: Designer) -> Designer:
+    """A designer that goes with each parameter only so far that none of its numbers moves too far.
 
-    Attributes:
-      inner: the designer.
+    All numbers of a parameter go the same part of the way, so that fractions keep their sum.
     """
 
-    inner: Designer
-
-    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The inner design, each parameter only so far that none of its numbers moves too far.
-
-        All numbers of a parameter go the same part of the way, so that fractions keep their sum.
-        """
-        design, now = self.inner(record, space, seed), record.config
+    def design_locally(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+        design, now = inner(record, space, seed), record.config
         moves = relative_moves(now, design.config, space)
         cells = dict(now.cells())
         for name in space.names:
@@ -39,29 +31,26 @@ class Local:
             part = min(1.0, MOST_MOVED / farthest) if farthest else 0.0
             for cell in ((row, name) for row in space.rows):
                 cells[cell] += part * (design.config[cell] - now[cell])
-        local = projected(space, cells, design.source)
+        found = projected(space, cells, design.source)
         return dataclasses.replace(
-            design, config=local.config, repairs=(*design.repairs, *local.repairs)
+            design, config=found.config, repairs=(*design.repairs, *found.repairs)
         )
 
+    return design_locally
 
-@dataclasses.dataclass(frozen=True)
-class Shuffled:
+
+def shuffled(inner: Designer) -> Designer:
     """A designer that sees the outcomes of each row under the name of another.
 
     The inner designer's gain over this control is at most the value of reading the evidence, as
     wrong evidence may mislead. Configurations and the texts of drawn failures stay as they are.
-
-    Attributes:
-      inner: the designer.
     """
 
-    inner: Designer
+    def design_blindly(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
+        names = exchanged(space, np.random.default_rng(seed))  # The same in all rounds.
+        return inner(with_rows_renamed(record, names), space, seed)
 
-    def __call__(self, record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:
-        """The inner design from a record with permuted rows, the same in all rounds."""
-        names = exchanged(space, np.random.default_rng(seed))
-        return self.inner(with_rows_renamed(record, names), space, seed)
+    return design_blindly
 
 
 def exchanged(space: ConfigurationSpace, rng: np.random.Generator) -> dict[str, str]:

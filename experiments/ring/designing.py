@@ -131,10 +131,10 @@ def make_designer(
             fits=(lambda chat: True) if completer is None else completer.fits,
         )
         if name == "local":
-            designer = controls.Local(designer)
+            designer = controls.local(designer)
     else:
         designer = curricula.BY_RULE[name]
-    return controls.Shuffled(designer) if engineer.shuffle_evidence else designer
+    return controls.shuffled(designer) if engineer.shuffle_evidence else designer
 
 
 def ask_server(settings: Settings) -> str | None:

@@ -27,7 +27,7 @@ def test_shuffled_evidence_is_the_same_under_other_names():
         return learnability_proportional(record, space, seed)
 
     for seed in range(20):
-        designed = controls.Shuffled(inner)(run, SPACE, seed)
+        designed = controls.shuffled(inner)(run, SPACE, seed)
         shuffled = seen[-1]
         assert designed == learnability_proportional(shuffled, SPACE, seed)
         rates = shuffled.valid_rates(SPACE.rows)
@@ -49,12 +49,12 @@ def test_shuffled_evidence_is_the_same_under_other_names():
 def test_a_local_edit_goes_the_same_way_for_a_tenth_at_most():
     run = record((90, 50, 20), configs=[config(0.2, 0.3, 0.5, holes=0.2, waits=0.4)])
     wanted = config(0.6, 0.3, 0.1, holes=0.26, waits=0.9)
-    design = controls.Local(lambda *_: Design(wanted, "somebody"))(run, SPACE, 0)
+    design = controls.local(lambda *_: Design(wanted, "somebody"))(run, SPACE, 0)
     assert design.source == "somebody"
     assert design.config.column("data_ratio") == pytest.approx((0.3, 0.3, 0.4))
     assert design.config.column("hole_ratio") == (0.26,) * 3  # In small steps already.
     assert design.config.column("wait_ratio") == pytest.approx((0.5,) * 3)
-    same = controls.Local(lambda *_: Design(run.config, "nobody"))(run, SPACE, 0)
+    same = controls.local(lambda *_: Design(run.config, "nobody"))(run, SPACE, 0)
     assert same.config == run.config
 
 
