@@ -46,6 +46,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from engineer.evidence import FailureBreakdown
 from experiments.run import versions
@@ -214,8 +215,8 @@ class RunStore:
           OtherOptionsError: another option differs, or the family's file does.
         """
         path = self.root / "config.json"
-        before, now, digest = read_file(path), settings.to_dict(), family_digest(settings)
-        if isinstance(before, dict) and "family" not in before:
+        before, now, digest = read_file(path, dict), settings.to_dict(), family_digest(settings)
+        if "family" not in before:
             raise OtherOptionsError(
                 f"{self.root}: the run there was started by a version whose options had other names"
             )
@@ -223,7 +224,8 @@ class RunStore:
             check_known(self.root, before)
         same_file = digest == read_file(self.root / VERSIONS, lambda found: found.get("family"))
         with damage_named(path):
-            before = _with_defaults(before, now, Settings().to_dict())
+            # An option that came later has its default.
+            before = unflatten_dict(flatten_dict(Settings().to_dict()) | flatten_dict(before))
             alike = same_file or self._accept_family_change
             if alike and digest and _attribute(before["family"]) == _attribute(now["family"]):
                 before["family"] = now["family"]  # The file may have moved.
@@ -312,15 +314,6 @@ def shown_rounds(page: Path) -> int:
     text = page.read_text(encoding="utf-8", errors="replace")
     found = re.search(r'<meta name="finished-rounds" content="(\d{1,9})">', text)
     return int(found[1]) if found else 0
-
-
-def _with_defaults(before: Any, now: Any, defaults: Any) -> Any:
-    """Options of an older version, with defaults for those added since."""
-    if not all(isinstance(one, dict) for one in (before, now, defaults)):
-        return before
-    since = {name: defaults[name] for name in now if name in defaults and name not in before}
-    known = {n: _with_defaults(v, now.get(n), defaults.get(n)) for n, v in before.items()}
-    return {**known, **since}
 
 
 def _attribute(family: str) -> str:

@@ -4,11 +4,12 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import ml_collections
+from flax.traverse_util import flatten_dict
 
 from experiments.families import Family
 from experiments.families.loading import RENAMED as RENAMED_OF_FAMILIES
@@ -90,8 +91,8 @@ def check_known(folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
       UserError: one is gone; the message names the revision that still has all of them.
     """
-    known = set(_paths(Settings, ""))
-    gone = [path for path in _leaves(config) if path not in known]
+    known = _paths()
+    gone = [path for path in flatten_dict(dict(config), sep=".") if path not in known]
     if not gone:
         return
 
@@ -104,14 +105,6 @@ def check_known(folder: Path, config: Mapping[str, Any]) -> None:
         f"{folder}: the run there has options that are gone, such as {path}; finish it with "
         f"revision {revision}"
     )
-
-
-def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}"
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -151,7 +144,7 @@ def _unknown(name: str, allowed: list[str], path: str) -> str:
     if now := _renamed(path + name):
         return f"gone; instead of it: {now}"
     paths: dict[str, list[str]] = {}
-    for known in _paths(Settings, ""):
+    for known in _paths():
         paths.setdefault(known.rpartition(".")[2], []).append(known)
     meant = sorted(paths.get(name, []), key=lambda known: not known.startswith(path))
     meant += [path + close for close in difflib.get_close_matches(name, allowed, n=1)]
@@ -160,12 +153,9 @@ def _unknown(name: str, allowed: list[str], path: str) -> str:
     return f"unknown field{hint}; allowed are {allowed}"
 
 
-def _paths(kind: Any, path: str) -> Iterator[str]:
-    for name, hint in typing.get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            yield from _paths(hint, f"{path}{name}.")
-        else:
-            yield f"{path}{name}"
+def _paths() -> list[str]:
+    """Every option, such as "loop.rounds"."""
+    return list(flatten_dict(Settings().to_dict(), sep="."))
 
 
 def _defaults(options: Any) -> dict[str, Any]:
