@@ -67,10 +67,11 @@ def measure(settings: Settings, rule: str, count: int) -> dict[Control, Reading]
         family = settings.load_family()
         model = policy.load_policy(settings)
         params = policy.load_params(settings, model)
-    texts, spec = family.texts, settings.engineer.spec
     score = scorer(model, params)
     return {
-        control: reading.read(questions(family, texts, spec, rule, count, control), score)
+        control: reading.read(
+            questions(family, settings.engineer.spec, rule, count, control), score
+        )
         for control in CONTROLS
     }
 

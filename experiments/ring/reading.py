@@ -17,7 +17,6 @@ from engineer import reading
 from engineer.context import ContextSpec, Message
 from engineer.curricula import BY_RULE
 from engineer.reading import Control, Question, Reading, Scorer
-from engineer.texts import FamilyTexts
 from experiments import name_of
 from experiments.families import Family, demonstrations
 from experiments.run.policy import Policy
@@ -114,22 +113,14 @@ def _logprobs(params: Any, config: DecoderConfig, batch: MicroBatch, window: int
 
 
 def questions(
-    family: Family,
-    texts: FamilyTexts,
-    spec: ContextSpec,
-    rule: str,
-    count: int,
-    control: Control,
+    family: Family, spec: ContextSpec, rule: str, count: int, control: Control
 ) -> Iterator[Question]:
     """Yields `count` questions about made-up runs; those about which a rule has none are skipped.
-
-    Args:
-      texts: of the family, as its contexts have them.
 
     Raises:
       UserError: the rule makes the same design of hardly any evidence and its permutation.
     """
-    made = 0
+    made, texts = 0, family.texts
     for seed in range(10 * count):
         record = demonstrations.random_record(seed, family.space, texts, climbing=rule == "mastery")
         one = reading.question(record, family.space, texts, spec, BY_RULE[rule], seed, control)
@@ -159,7 +150,7 @@ def measure(settings: Settings, family: Family, model: Policy, params: Any) -> d
     for rule in RULES:
         count = engineer.reading_questions
         try:
-            asked = list(questions(family, family.texts, engineer.spec, rule, count, "plain"))
+            asked = list(questions(family, engineer.spec, rule, count, "plain"))
         except UserError:
             continue
         found[rule] = reading.read(asked, score)

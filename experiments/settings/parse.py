@@ -92,7 +92,7 @@ def check_known(folder: Path, config: Mapping[str, Any]) -> None:
       UserError: one is gone; the message names the revision that still has all of them.
     """
     known = _paths()
-    gone = [path for path in flatten_dict(dict(config), sep=".") if path not in known]
+    gone = [path for path in flatten_dict(config, sep=".") if path not in known]
     if not gone:
         return
 

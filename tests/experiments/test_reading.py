@@ -101,7 +101,7 @@ def test_contexts_and_designs_are_those_of_the_configuration():
     family = settings.load_family()
     texts = family.texts
     spec = settings.engineer.spec
-    (asked,) = reading.questions(family, texts, spec, "target", 1, "plain")
+    (asked,) = reading.questions(family, spec, "target", 1, "plain")
     # As a warm start poses it; its rule reads rates with two decimals.
     chat, answer = demonstrations.demonstration(0, spec, family.space, texts)
     assert asked.contexts[0] == chat

@@ -37,7 +37,7 @@ def _readings(
 ) -> list[Reading]:
     """By each rule, with the same questions for every checkpoint."""
     score, spec = scorer(model, params), settings.engineer.spec
-    asked = (questions(family, family.texts, spec, rule, _QUESTIONS, "plain") for rule in RULES)
+    asked = (questions(family, spec, rule, _QUESTIONS, "plain") for rule in RULES)
     return [reading.read(of_rule, score) for of_rule in asked]
 
 
