@@ -130,7 +130,9 @@ def _run(reporter: Reporter) -> None:
             from experiments.ring.loop import Loop  # Slow to import: the first line is out by now.
 
             Loop(settings, directory, reporter, resume_from).run()
-        path = distributed.on_first(lambda: _write_report(directory.root))
+        from experiments import report  # Slow to import, too.
+
+        path = distributed.on_first(lambda: report.write(directory.root))
         reporter.line(f"done in {time.monotonic() - begin:.0f} s; report: {path}")
 
 
@@ -141,12 +143,6 @@ def _branch(directory: RunStore, settings: Settings) -> list[str]:
 
     with directory.locked():
         return branching.branch(_BRANCH.value, directory, settings)
-
-
-def _write_report(root: Path) -> Path:
-    from experiments import report  # Slow to import.
-
-    return report.write(root)
 
 
 def _read_options() -> tuple[Settings, RunStore]:
