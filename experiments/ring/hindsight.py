@@ -17,7 +17,8 @@ import numpy as np
 from engineer.context import Message, fitted
 from engineer.controls import exchanged, with_rows_renamed
 from engineer.curricula import TARGET_FLOOR, explored
-from engineer.proposal import Proposal, project, render_config
+from engineer.designers import projected
+from engineer.proposal import render_config
 from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
@@ -60,8 +61,7 @@ def best_in_hindsight(
         weights = ((p * (1.0 - p) + q * (1.0 - q)) / 2 + TARGET_FLOOR).tolist()
     else:
         weights = explored(np.abs(q - p) + _TINY)
-    proposed = Proposal.from_cells(after.config.cells() | space.divided(weights))
-    return project(proposed, space)[0]
+    return projected(space, after.config.cells() | space.divided(weights), "hindsight").config
 
 
 class Hindsight:
