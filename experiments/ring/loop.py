@@ -186,7 +186,7 @@ class Loop:
         settings, problems = self._settings, self._problems.training(index)
         self._preemption.agree()
         if index > position.round:
-            position.begin_round(index)
+            position.round, position.step, position.prompt_scores = index, 0, None
         task = self._family.task(problems)
         if position.task:
             task.restore(position.task)

@@ -48,10 +48,6 @@ class Position:
     task: dict[str, Any] = dataclasses.field(default_factory=dict)
     prompt_scores: PromptScores | None = None
 
-    def begin_round(self, index: int) -> None:
-        """Starts a round, whose prompts are new."""
-        self.round, self.step, self.prompt_scores = index, 0, None
-
     def advance(self, result: StepResult, task: Task) -> None:
         """Updates the position with the result of a step."""
         self.state, self.task, self.prompt_scores = result.state, task.state(), result.prompt_scores
