@@ -14,7 +14,6 @@ import mapf_jax
 from engineer.space import Configuration
 from experiments.families.family import Family, Generated, GeneratedRow, Problem
 from experiments.families.lakes import tiny_tokenizer
-from experiments.families.lakes.example import drawn_once
 from experiments.families.lakes.options import HIGHEST_HOLE_RATIO, LakesOptions
 from experiments.families.lakes.texts import FAILURES, REWARD, TEXTS, TEXTS_BY_AGENTS, lake_space
 from learner.chat import Completion, Message
@@ -27,6 +26,7 @@ from mapf_jax.draw.story import tell
 from mapf_jax.draw.svg import svg
 from mapf_jax.environment_config import PARAMETERS, max_hole_ratio
 from mapf_jax.generator import apportion
+from mapf_jax.text import FROZEN, HOLE, letters_of
 
 _LESSON_HOLE_RATIOS, _LESSON_CANDIDATES = (0.0, 0.1, 0.2, 0.3, 0.4), 1 << 18
 _LESSON_AGENTS = (2, 3)  # Those of the benchmark's small set.
@@ -224,8 +224,28 @@ class Lakes(Family):
         return f"{render.ascii_instance(instance)}\n\n{completion}"
 
     def example(self, problem: Problem, completion: str) -> str:
-        """The lake once, where the plan first breaks a rule, with a sentence and a legend."""
-        return drawn_once(*_drawn(problem, completion), completion)
+        """The lake at the first broken rule, else at the end, with a sentence and a legend.
+
+        If there is no plan to draw: the lake with the starts, and the completion.
+        """
+        instance, plan = _drawn(problem, completion)
+        story = tell(instance, plan)
+        starts, goals = zip(*map(letters_of, story.agents.tolist()), strict=True)
+        size = int(instance.size)
+        if len(story.positions):
+            broken = story.kinds.any(axis=1)
+            time = int(broken.argmax()) if broken.any() else len(story.positions) - 1
+            rows = render.ascii_frames(instance, plan)[time].splitlines()[1 : size + 1]
+            answer = []
+            marks = [str(agent % 10) for agent in story.agents]
+            legend = f"agents: {' '.join(marks)}; goals: {' '.join(goals)}; broken rule: #"
+        else:
+            rows = render.ascii_instance(instance).splitlines()
+            answer = [f"answer: {completion}"]
+            legend = f"starts: {' '.join(starts)}; goals: {' '.join(goals)}"
+        said = [text for text, _ in story.captions]
+        legend += f"; hole: {HOLE}; ice: {FROZEN}; cells: (row,column)"
+        return "\n".join([*rows, *answer, *said, legend])
 
 
 class LakesTask:
