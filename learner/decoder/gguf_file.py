@@ -100,7 +100,7 @@ def convert(path: Path, folder: Path) -> None:
         raise ValueError(f"{path} lacks {error.args[0]}") from error
     except Exception as error:  # Whatever numbers and types of fields lead to.
         raise ValueError(f"{path}: {error}") from error
-    if lacking := sorted(weights.tensor_names(config) - named.keys()):
+    if lacking := sorted(weights.tensors_of(config).keys() - named.keys()):
         raise ValueError(f"{path} lacks {len(lacking)} tensors: {checks.shortened(lacking)}")
 
     folder.parent.mkdir(parents=True, exist_ok=True)

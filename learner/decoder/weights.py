@@ -85,7 +85,7 @@ class _Tensor:
     shape: tuple[int, ...]
 
 
-def _tensors(config: DecoderConfig) -> dict[str, _Tensor]:
+def tensors_of(config: DecoderConfig) -> dict[str, _Tensor]:
     """Name -> tensor of a checkpoint, layer after layer; tied embeddings have no output matrix."""
     places: dict[str, tuple[tuple[str, ...], int | None]] = {_EMBEDDING: (("embedding",), None)}
     abstract = flatten_dict(abstract_params(config))
@@ -103,11 +103,6 @@ def _tensors(config: DecoderConfig) -> dict[str, _Tensor]:
         shape = abstract[path].shape[0 if layer is None else 1 :]
         tensors[name] = _Tensor(path, layer, transpose, shape[::-1] if transpose else shape)
     return tensors
-
-
-def tensor_names(config: DecoderConfig) -> set[str]:
-    """The names of a checkpoint's tensors."""
-    return set(_tensors(config))
 
 
 # Reading ---------------------------------------------------------------------
@@ -137,7 +132,7 @@ def load(folder: str | Path, config: DecoderConfig, mesh: Mesh | None = None) ->
     with ExitStack() as stack:
         files = _open(Path(folder), stack)
         _check(files, config, str(folder))
-        for name, tensor in _tensors(config).items():
+        for name, tensor in tensors_of(config).items():
             leaf, where = abstract[tensor.path], shardings[tensor.path]
             convert, insert = _programs(tensor.transpose, leaf.dtype, where)
             value = _read(files[name], _file_sharding(tensor, where))
@@ -234,7 +229,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 def _check(tensors: Mapping[str, Any], config: DecoderConfig, folder: str) -> None:
     """Compare tensors with what `config` asks for; report all differences at once."""
-    wanted = {name: tensor.shape for name, tensor in _tensors(config).items()}
+    wanted = {name: tensor.shape for name, tensor in tensors_of(config).items()}
     found = {name: tuple(tensor.get_shape()) for name, tensor in tensors.items()}
     problems = [
         f"{name} has dtype {tensor.get_dtype()}, supported are {', '.join(_FILE_DTYPES)}"
@@ -318,7 +313,7 @@ def save(
         raise ValueError(f"dtype={dtype!r}: allowed are {DTYPES}")
 
     itemsize = jnp.dtype(dtype).itemsize
-    tensors = _tensors(config)
+    tensors = tensors_of(config)
     split = split_state_dict_into_shards_factory(
         {name: math.prod(tensor.shape) * itemsize for name, tensor in tensors.items()},
         get_storage_size=lambda size: size,
