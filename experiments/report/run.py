@@ -90,7 +90,8 @@ def _seconds(steps: Sequence[Mapping[str, float]], part: str) -> float:
 def _cost(run: Run) -> list[tuple[str, list[float | None]]]:
     """The lines of the table of costs: before training, each round, and the total."""
     per_draw = run.option("training.group_size") * run.option("training.prompts_per_step")
-    initial = run.before.validation and run.before.validation.breakdown.answers
+    before = run.before.validation
+    initial = None if before is None else before.breakdown.answers
     lines: list[tuple[str, list[float | None]]] = [
         ("before training", [*[None] * 5, initial, *[None] * 4])
     ]
