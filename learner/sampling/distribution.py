@@ -95,7 +95,7 @@ def filter_logits(logits: Array, sampling: SamplingParams) -> Array:
         if sampling.top_p < 1.0:
             probs = jax.nn.softmax(best)
             inside = jnp.cumsum(probs, axis=-1) - probs < sampling.top_p
-            edge = jnp.min(jnp.where(inside, best, jnp.inf), axis=-1, keepdims=True)
+            edge = jnp.min(jnp.where(inside, best, best[..., :1]), axis=-1, keepdims=True)
     elif sampling.top_p < 1.0:
         edge = _nucleus_edge(logits, sampling.top_p)
     if sampling.min_p > 0:

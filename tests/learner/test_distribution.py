@@ -20,6 +20,7 @@ FILTERS = [
     {"top_k": 9, "top_p": 0.8, "min_p": 0.05, "temperature": 1.3},
     {"top_k": 1},
     {"top_p": 0.02},
+    {"top_k": 5, "top_p": 1e-50},  # 0 in float32
     {"min_p": 1.0},
 ]
 
