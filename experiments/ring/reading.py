@@ -27,7 +27,7 @@ from learner import tokens
 from learner.decoder.config import DecoderConfig
 from learner.devices import distributed, sharding
 from learner.training import sft
-from learner.training.batches.micro_batch import MicroBatch, completion_logprobs, pack_sequences
+from learner.training.batches.packed_sequences import OnePart, PackedSequences, packed_logprobs
 
 CHANCE = 0.5
 RULES = ("target", "mastery")
@@ -90,25 +90,22 @@ def _log_likelihoods(
     )
     window = bucket(max(len(one) for of in completions for one in of))
     length = max(bucket(whole), bucket(prompt) + window)
-    packed = pack_sequences(
-        [question[0].prompt for question in asked],
-        completions,
-        size,
-        len(asked[0]),
-        length,
-        pad_id,
-        bucket(prompt),
-    )
+    parts = [
+        (question[0].prompt, list(map(np.array, of)))
+        for question, of in zip(asked, completions, strict=True)
+    ]
+    bounds = OnePart(len(asked[0]), bucket(prompt), window)
+    packed, slots = PackedSequences.of_parts(parts, size, length, pad_id, bounds)
+    packed.weights[packed.completions > 0] = 1
     with sharding.use(model.mesh):
         batch = distributed.put(packed, sharding.batch_sharding(model.mesh))
-        logprobs = np.asarray(_logprobs(params, model.config, batch, window), np.float64)
-    mask = np.arange(window) < packed.completion_lengths[:, :, None]
-    return np.where(mask, logprobs, 0.0).sum(axis=2)[: len(asked)]
+        logprobs = np.asarray(_logprobs(params, model.config, batch), np.float64)
+    return np.array([[logprobs[i, at].sum() for at in of] for i, of in enumerate(slots)])
 
 
-@functools.partial(jax.jit, static_argnums=(1, 3))
-def _logprobs(params: Any, config: DecoderConfig, batch: MicroBatch, window: int) -> jax.Array:
-    logprobs, _ = completion_logprobs(params, config, batch, window)
+@functools.partial(jax.jit, static_argnums=1)
+def _logprobs(params: Any, config: DecoderConfig, batch: PackedSequences) -> jax.Array:
+    logprobs, _ = packed_logprobs(params, config, batch)
     return jax.lax.with_sharding_constraint(logprobs, PartitionSpec())  # Every process reads it.
 
 

@@ -15,7 +15,7 @@ from learner.chat import Message
 from learner.decoder.config import DecoderConfig
 from learner.devices import sharding
 from learner.training import grpo, lora
-from learner.training.batches.micro_batch import MicroBatch, completion_logprobs, pack_sequences
+from learner.training.batches.packed_sequences import OnePart, PackedSequences, packed_logprobs
 from learner.training.task import prompt_indices
 from learner.training.train_state import OptimizerConfig, TrainState, abstract_train_state
 from learner.training.update import Updater, check
@@ -104,7 +104,7 @@ def encode_examples(
 
 def make_batch(
     examples: Sequence[Example], config: SFTConfig, pad_id: int, batch_shards: int = 1
-) -> list[MicroBatch]:
+) -> list[PackedSequences]:
     """The examples of one step as NumPy arrays of fixed shapes, sorted by length.
 
     A sequence is one example. But if all prompts begin alike for long enough, the examples of a
@@ -124,23 +124,18 @@ def make_batch(
     batches = []
     for first in range(0, len(ordered), config.micro_batch_size):
         chosen = ordered[first : first + config.micro_batch_size]
-        batch = _behind_shared(chosen, config, pad_id, batch_shards)
-        if batch is None:
-            length = _bucket(len(chosen[-1].prompt) + len(chosen[-1].completion), config)
-            batch = pack_sequences(
-                [example.prompt for example in chosen],
-                [[example.completion] for example in chosen],
-                config.micro_batch_size,
-                1,
-                length,
-                pad_id,
-                length,
-            )
-        window = np.arange(min(config.max_completion_tokens, batch.tokens.shape[1]))
-        predicted = batch.completion_lengths - (0 if batch.given is None else batch.given)
-        mask = window < predicted[:, :, None]
-        weights = mask.astype(np.float32) / np.float32(sum(lengths))
-        batches.append(dataclasses.replace(batch, weights=weights))
+        parts, shared, sequences, length, bounds = _arranged(chosen, config, batch_shards)
+        # What a prompt has of its own is the beginning of its completion, without a weight.
+        contents = [
+            (part[0].prompt[:shared], [np.array(e.prompt[shared:] + e.completion) for e in part])
+            for part in parts
+        ]
+        batch, slots = PackedSequences.of_parts(contents, sequences, length, pad_id, bounds)
+        for sequence, (part, of_part) in enumerate(zip(parts, slots, strict=True)):
+            for example, there in zip(part, of_part, strict=True):
+                own = slice(there.stop - len(example.completion), there.stop)
+                batch.weights[sequence, own] = np.float32(1) / np.float32(sum(lengths))
+        batches.append(batch)
     return batches
 
 
@@ -148,13 +143,17 @@ def _bucket(length: int, config: SFTConfig) -> int:
     return tokens.geometric_bucket(length, config.length_multiple, _LENGTHS)
 
 
-def _behind_shared(
-    examples: Sequence[Example], config: SFTConfig, pad_id: int, sequences: int
-) -> MicroBatch | None:
-    """Sequences of examples behind the beginning of their prompts; None if that saves too little.
+def _arranged(
+    examples: Sequence[Example], config: SFTConfig, sequences: int
+) -> tuple[list[Sequence[Example]], int, int, int, OnePart]:
+    """Examples behind the beginning of their prompts, or one a sequence if that saves too little.
 
     Args:
       examples: sorted by length.
+
+    Returns:
+      The examples of each sequence, the most tokens of a prompt that they share, the number of
+      sequences with the empty ones, their length, and bounds.
     """
     prompts = [example.prompt for example in examples]
     alike = [a == b for a, b in zip(min(prompts), max(prompts), strict=False)]  # As all between.
@@ -164,22 +163,12 @@ def _behind_shared(
     length = _bucket(shared + max(own), config)
     apart = _bucket(len(examples[-1].prompt) + len(examples[-1].completion), config)
     if not shared or sequences * length > _WORTH_SHARING * config.micro_batch_size * apart:
-        return None
-    width = config.micro_batch_size // sequences
-    given = np.zeros((sequences, width), np.int32)
-    for i, part in enumerate(parts):
-        given[i, : len(part)] = [len(example.prompt) - shared for example in part]
-    packed = pack_sequences(
-        [part[0].prompt[:shared] for part in parts],
-        [[e.prompt[shared:] + e.completion for e in part] for part in parts],
-        sequences,
-        width,
-        length,
-        pad_id,
-        min(_bucket(shared, config), length),
-    )
-    capacity = _bucket(int(given.max()), config)
-    return dataclasses.replace(packed, given=given, given_capacity=capacity)
+        longest = max(map(len, prompts))
+        return [[e] for e in examples], longest, config.micro_batch_size, apart, OnePart(1, 0, 0)
+    window = config.max_completion_tokens + _bucket(max(map(len, prompts)) - shared, config)
+    capacity = min(_bucket(shared, config), length)
+    bounds = OnePart(config.micro_batch_size // sequences, capacity, min(window, length))
+    return parts, shared, sequences, length, bounds
 
 
 class SFTTrainer:
@@ -218,14 +207,10 @@ class SFTTrainer:
         self._adapters = adapters
         self._frozen = frozen_params
 
-        def loss(params: Any, batch: MicroBatch, frozen: Any) -> Any:
-            window = batch.weights.shape[-1]
+        def loss(params: Any, batch: PackedSequences, frozen: Any) -> Any:
             policy = lora.attach(frozen, params, adapters)
-            logprobs, entropies = completion_logprobs(policy, model_config, batch, window)
-            predicted = batch.completion_lengths
-            if batch.given is not None:
-                predicted = predicted - batch.given
-            mask = jnp.arange(window) < predicted[..., None]
+            logprobs, entropies = packed_logprobs(policy, model_config, batch)
+            mask = batch.weights > 0
             sums = {
                 "tokens": jnp.sum(mask, dtype=jnp.float32),
                 "entropy": jnp.sum(jnp.where(mask, entropies, 0.0)),

@@ -3,11 +3,14 @@
 A sequence consists of parts and padding; a part is a prompt followed by one or more completions to
 it. A completion sees its own prompt and itself, as if it stood alone. Everything is an array of
 tokens: what a completion has once, each of its tokens has.
+
+Supervised training and the likelihood of given completions have one part in each sequence, so that
+attention can leave out what completions do not see of each other (`SharedPrompt`).
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -15,11 +18,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from learner.decoder import model
-from learner.decoder.attention import Segments
+from learner.decoder.attention import Segments, SharedPrompt
 from learner.decoder.config import DecoderConfig
 from learner.decoder.logprobs import token_logprobs
 from learner.training.batches import packing
 from learner.training.rollout import Rollout
+
+
+class OnePart(NamedTuple):
+    """Bounds of sequences that consist of one part each.
+
+    Attributes:
+      completions: of a part, at most. The others only count if this is above 1.
+      prompt_capacity: slots that hold the longest prompt.
+      window: slots that hold the longest completion.
+    """
+
+    completions: int
+    prompt_capacity: int
+    window: int
 
 
 @jax.tree_util.register_dataclass
@@ -39,6 +56,7 @@ class PackedSequences:
       advantages: f32.
       old_logprobs: f32, the trainer's before the first update of the step; None where the sampler's
         or the current ones are used for them.
+      one_part: static, if no sequence has more than one part.
     """
 
     tokens: Any
@@ -50,6 +68,9 @@ class PackedSequences:
     sampled_logprobs: Any
     advantages: Any
     old_logprobs: Any = None
+    one_part: OnePart | None = dataclasses.field(
+        default=None, kw_only=True, metadata={"static": True}
+    )
 
     @classmethod
     def empty(cls, sequences: int, length: int, pad_id: int) -> "PackedSequences":
@@ -57,6 +78,42 @@ class PackedSequences:
         integers = [np.zeros((sequences, length), np.int32) for _ in range(4)]
         floats = [np.zeros((sequences, length), np.float32) for _ in range(3)]
         return cls(np.full((sequences, length), pad_id, np.int32), *integers, *floats)
+
+    @classmethod
+    def of_parts(
+        cls,
+        parts: Sequence[tuple[Sequence[int], Sequence[np.ndarray]]],
+        sequences: int,
+        length: int,
+        pad_id: int,
+        bounds: OnePart,
+    ) -> tuple["PackedSequences", list[list[slice]]]:
+        """Sequences of one part each, a prompt and its completions; surplus ones are empty.
+
+        Returns:
+          The sequences, whose weights are 0, and the slots of each part's completions.
+
+        Raises:
+          ValueError: a prompt is empty; the message has its number.
+        """
+        batch = dataclasses.replace(cls.empty(sequences, length, pad_id), one_part=bounds)
+        for i, (prompt, _) in enumerate(parts):
+            if not len(prompt):
+                raise ValueError(f"prompts[{i}]: is empty, at least one token is needed")
+        return batch, [batch.add(i, 0, *part)[1] for i, part in enumerate(parts)]
+
+    def layout(self) -> Segments | SharedPrompt | None:
+        """What tokens see, for attention; None if that is all before them in their sequence."""
+        if self.one_part is None:
+            return Segments(self.prompts, self.completions)
+        count, *sizes = self.one_part
+        if count == 1:
+            return None
+        prompts = jnp.sum((self.prompts > 0) & (self.completions == 0), axis=1)
+        own = self.completions[:, :, None] == jnp.arange(1, count + 1)
+        lengths = jnp.sum(own, axis=1)
+        starts = prompts[:, None] + jnp.cumsum(lengths, axis=1) - lengths
+        return SharedPrompt(prompts, starts, lengths, *sizes)
 
     def add(
         self, sequence: int, begin: int, prompt: Sequence[int], completions: Sequence[np.ndarray]
@@ -137,7 +194,7 @@ def packed_logprobs(
     vocab_size: int | None = None,
     entropy_gradient: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probabilities of the completions' tokens, and entropies where they were predicted.
+    """Log-probabilities of tokens with a weight, and entropies where they were predicted.
 
     Args:
       temperature: the logits are divided by it, as in sampling.
@@ -145,12 +202,11 @@ def packed_logprobs(
       entropy_gradient: whether gradients flow through the entropies.
 
     Returns:
-      f32[R, T] log-probabilities and f32[R, T] entropies in nats. Outside completions they are
-      finite and mean nothing.
+      f32[R, T] log-probabilities and f32[R, T] entropies in nats. Those of other tokens are finite
+      and mean nothing.
     """
     chex.assert_equal_shape([batch.tokens, batch.positions, batch.sources])
-    segments = Segments(batch.prompts, batch.completions)
-    hidden = model.hidden_states(params, config, batch.tokens, batch.positions, segments)
+    hidden = model.hidden_states(params, config, batch.tokens, batch.positions, batch.layout())
     return token_logprobs(
         jnp.take_along_axis(hidden, batch.sources[:, :, None], axis=1),
         model.unembedding(params, config),
@@ -158,5 +214,5 @@ def packed_logprobs(
         temperature=temperature,
         vocab_size=vocab_size,
         entropy_gradient=entropy_gradient,
-        needed=batch.completions > 0,
+        needed=batch.weights > 0,
     )
