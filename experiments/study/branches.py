@@ -32,11 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from engineer.evidence import FailureBreakdown
 from experiments import statistics
 from experiments.measurements import Table
 from experiments.run import store as files
-from experiments.run.reading import read_json
+from experiments.run.reading import read_run
 from experiments.settings import Settings
 from experiments.study import provenance, results
 from experiments.study.results import ERROR, FINISHED
@@ -110,22 +109,20 @@ def _run(root: Path, of: Branches, variant: str, seed: int) -> dict[str, Any]:
 
 def _branch(folder: Path, index: int, horizon: int) -> dict[str, Any]:
     """Design and outcome of a branch."""
-    rounds = [folder / "rounds" / str(index + i) for i in range(horizon + 1)]
-    design = read_json(rounds[1] / "environment.yaml")
-    test = read_json(rounds[-1] / files.TEST / "validation.json", FailureBreakdown.from_dict)
-    if not (folder / FINISHED).exists() or test is None:
+    finished = (folder / FINISHED).exists()
+    rounds = read_run(folder).rounds[index : index + horizon + 1] if finished else ()
+    if not rounds or rounds[-1].test is None:
         return {"design": None, "test": None, "fall": None}
-    seen = [files.read_file(one / "validation.json", FailureBreakdown.from_dict) for one in rounds]
+    config, test = rounds[1].config, rounds[-1].test.breakdown
+    seen = [one.validation.breakdown.by_group for one in rounds if one.validation]
     return {
-        "design": design,
+        "design": config and config.to_dict(),
         "test": {
             "answers": test.answers,
             "valid": sum(row.valid for row in test.by_group),
             "by_row": {row.name: row.valid_rate for row in test.by_group},
         },
-        "fall": results.largest_fall(
-            np.array([[row.valid_rate for row in one.by_group] for one in seen])
-        ),
+        "fall": results.largest_fall(np.array([[row.valid_rate for row in of] for of in seen])),
     }
 
 
