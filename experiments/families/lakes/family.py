@@ -308,21 +308,23 @@ class LakesTask:
             "weight_accuracy": rewards.accuracy_weight,
             "short_fraction": self._short_fraction,
         }
-        records = [
-            {
-                "group": self._groups[indices[i]],
-                "valid": bool(verdict.valid[i]),
-                "optimal": bool(verdict.optimal[i]),
-                "failed": [name for name in mapf_jax.CHECKS if not getattr(verdict, name)[i]],
-                "violation_time": _known(verdict.violation_time[i], verdict.violation_time[i] >= 0),
-                "gap": _known(verdict.gap[i], verdict.valid[i]),
-                "features": [name for name, those in having.items() if those[i]],
-                "accuracy": float(rewards.accuracy[i]),
-                "cost": _known(verdict.cost[i], verdict.valid[i]),
-                "optimum": int(optimum[i]),
-            }
-            for i in range(len(completions))
-        ]
+        records = []
+        for i in range(len(completions)):
+            found = formats.verdict_fields(verdict[i])
+            records.append(
+                {
+                    "group": self._groups[indices[i]],
+                    "valid": found["valid"],
+                    "optimal": bool(verdict.optimal[i]),
+                    "failed": [name for name, holds in found["checks"].items() if not holds],
+                    "violation_time": found["violation"] and found["violation"]["time"],
+                    "gap": found["gap"],
+                    "features": [name for name, those in having.items() if those[i]],
+                    "accuracy": float(rewards.accuracy[i]),
+                    "cost": found["plan_cost"],
+                    "optimum": int(optimum[i]),
+                }
+            )
         return Scores(rewards=rewards.total, metrics=metrics, records=records)
 
     def state(self) -> dict[str, Any]:
@@ -358,7 +360,3 @@ def _joined(rows: Sequence[GeneratedRow]) -> GeneratedRow:
         achieved[name] = round(total / max(sum(made), 1), 4)
     details = {"parts": [row.details for row in rows]}
     return GeneratedRow(sum(row.asked for row in rows), sum(made), achieved, details)
-
-
-def _known(value: Any, known: Any) -> int | None:
-    return int(value) if known else None
