@@ -96,16 +96,14 @@ def _evidence(
 
     `reads` says whether the designer saw it.
     """
-    rows = found.by_group if found else ()
-    rates = {outcome.name: outcome.valid_rate for outcome in rows}
-    if row not in rates:
+    if found is None or (own := found.outcome(row)) is None:
         return None
-    failed = next(outcome.failed for outcome in rows if outcome.name == row)
-    check = max(failed, key=failed.__getitem__)
-    low, high = min(rates.values()), max(rates.values())
+    check = max(own.failed, key=own.failed.__getitem__)
+    rates = [outcome.valid_rate for outcome in found.by_group]
+    low, high = min(rates), max(rates)
     return {
         "read": reads,
-        "place": {low: "most", high: "least"}.get(rates[row]) if low < high else None,
-        "failing": 1 - rates[row],
-        "mostly": family.failure(check) if failed[check] else None,
+        "place": {low: "most", high: "least"}.get(own.valid_rate) if low < high else None,
+        "failing": 1 - own.valid_rate,
+        "mostly": family.failure(check) if own.failed[check] else None,
     }
