@@ -65,7 +65,7 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     if instance.solution is not None:
         known = jnp.asarray(valid & (instance.solution.status == Status.OPTIMAL))
         gap = jnp.where(known, cost - instance.solution.cost, INFINITE_COST)
-    kinds = jnp.where(agent_count, violation_kinds(instance, plan), ViolationKind.NONE)
+    kinds = jnp.where(agent_count, dynamics.first_broken(broken), ViolationKind.NONE)
     time, agent = jnp.unravel_index(jnp.argmax(kinds != ViolationKind.NONE), kinds.shape)
     kind = kinds[time, agent]
     return Verdict(
