@@ -231,12 +231,14 @@ class SFTTrainer:
         found = [Example(*(tuple(map(int, ids)) for ids in example)) for example in examples]
         for number, example in enumerate(found):
             ids = example.prompt + example.completion
+            if not example.prompt:
+                raise ValueError(f"examples[{number}]: its prompt is empty, one token is needed")
             if len(ids) > longest:
                 raise ValueError(
                     f"examples[{number}]: has {len(ids)} tokens; allowed are up to {longest} "
                     "(max_position_embeddings)"
                 )
-            if ids and not (min(ids) >= 0 and max(ids) < V):
+            if not (min(ids) >= 0 and max(ids) < V):
                 found_ids = f"{min(ids)} to {max(ids)}"
                 raise ValueError(
                     f"examples[{number}]: has ids {found_ids}; allowed are 0 to {V - 1}"
@@ -274,8 +276,8 @@ class SFTTrainer:
 
         Raises:
           NonFiniteError: loss, gradient or a parameter was NaN or infinite.
-          ValueError: an example has ids that the model has not, or too many, or no completion has
-            any.
+          ValueError: an example has ids that the model has not, or too many, or none in its
+            prompt, or no completion has any.
         """
         begin = time.perf_counter()
         examples = self._checked(examples)

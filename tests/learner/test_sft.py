@@ -141,6 +141,7 @@ def test_bad_input_is_named(tiny_model, examples):
     for bad, said in (
         (Example((1, 264), (2,)), r"examples\[1\]: has ids 1 to 264; allowed are 0 to 263"),
         (Example((1,), (-7,)), r"examples\[1\]: has ids -7 to 1"),
+        (Example((), (2,)), r"examples\[1\]: its prompt is empty"),
         (Example((1,) * tiny_model.max_position_embeddings, (2,)), r"\(max_position_embeddings\)"),
     ):
         with pytest.raises(ValueError, match=said):
