@@ -246,7 +246,8 @@ class GRPOTrainer:
           NonFiniteError: a log-probability, a reward, the loss, the gradient, a parameter or any
             other metric was NaN or infinite. The state and the completions are in the error. A task
             must leave out a metric that does not exist (a mean of nothing).
-          ValueError: the task returned no `Scores`, or rewards of a wrong shape.
+          ValueError: the task returned no `Scores`, or rewards of a wrong shape, or a prompt cannot
+            be sampled from; the message has the numbers of those of the draw.
         """
         config = self.config
         seconds: dict[str, float] = {}
@@ -392,9 +393,12 @@ class GRPOTrainer:
             if self._compiles_ahead and kept:
                 self._compiles_ahead = False
                 self._compile_ahead(max(map(len, self._completer.encode(chats))))
-            prompts, samples, completions = self._completer.sample(
-                params, chats, key, config.group_size
-            )
+            try:
+                prompts, samples, completions = self._completer.sample(
+                    params, chats, key, config.group_size
+                )
+            except ValueError as error:  # It counts the prompts of this draw.
+                raise ValueError(f"prompts {indices.tolist()} of the task: {error}") from error
         with metrics.timed(seconds, "score"):
             scores = task.score(np.repeat(indices, config.group_size), completions)
         if not isinstance(scores, Scores):

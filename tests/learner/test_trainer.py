@@ -25,7 +25,7 @@ from learner.training.grpo import ObjectiveConfig
 from learner.training.lora import LoraConfig
 from learner.training.metrics import MACHINE
 from learner.training.rollout import Rollout
-from learner.training.task import Scores, Task, prompt_indices
+from learner.training.task import PromptTask, Scores, Task, prompt_indices
 from learner.training.train_state import OptimizerConfig, abstract_train_state, create_train_state
 from learner.training.trainer import GRPOConfig, GRPOTrainer
 from learner.training.update import NonFiniteError
@@ -547,6 +547,13 @@ def test_a_reward_that_is_not_finite_stops_the_run(run, tiny_params, letter_task
     params = jax.tree.map(lambda x: x * jnp.nan, host(error.value.state.params))
     with pytest.raises(NonFiniteError, match="step 0: a log-probability of the sampler"):
         run(CONFIG, params, letter_task)
+
+
+def test_a_prompt_that_is_too_long_is_named_by_its_number_in_the_task(run, tiny_params):
+    task = PromptTask(["short", "short", "long" * 50], lambda *_: 1.0)
+    config = dataclasses.replace(CONFIG, prompts_per_step=1)
+    with pytest.raises(ValueError, match=r"^prompts \[2\] of the task: prompts\[0\]: has 219"):
+        run(config, tiny_params, task, stop=3)
 
 
 def test_a_list_of_rewards_is_refused_by_name(run, tiny_params, letter_task):
