@@ -511,14 +511,14 @@ def test_a_family_from_a_file_is_told_in_words_and_without_an_optimum(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("designer", "words"),
+    ("designer", "rounds", "words"),
     [
-        ("fixed", "in 2 rounds. Its training environment stays as it is."),
-        ("mastery", "After every round the rule mastery reads the results and designs the next"),
+        ("fixed", 1, "in 1 round. Its training environment stays as it is."),
+        ("mastery", 2, "After every round the rule mastery reads the results and designs the next"),
     ],
 )
-def test_a_page_says_who_designed(tmp_path, undrawn, designer, words):
-    root = write_run(tmp_path / "run", options(designer=designer))
+def test_a_page_says_who_designed(tmp_path, undrawn, designer, rounds, words):
+    root = write_run(tmp_path / "run", options(designer=designer, rounds=rounds), rounds)
     assert words in check_page(report.write(root)).text
 
 
