@@ -17,6 +17,18 @@ from engineer.space import Configuration
 from experiments.families.family import Family, NoProblemError, Problem
 
 
+def check_designer(designer: object) -> None:
+    """Checks that a designer can be called, before the training of a round.
+
+    Raises:
+      ValueError: it cannot, as the name of one.
+    """
+    if not callable(designer):
+        raise ValueError(
+            f"designer={designer!r}: allowed are functions, such as curricula.BY_RULE['mastery']"
+        )
+
+
 class Rounds:
     """The problems of the current round, and the rounds before it.
 

@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 from engineer.context import DEFAULT_VARIANT, VARIANTS, ContextSpec
 from engineer.designers import Designer, ModelDesigner
 from engineer.evidence import FailureBreakdown
-from experiments.bridges.rounds import Rounds
+from experiments.bridges.rounds import Rounds, check_designer
 from experiments.families.family import Family
 from learner.chat import Completion, Message
 
@@ -76,6 +76,8 @@ class DesignedRounds(Rounds, transformers.TrainerCallback):
             num_validation=num_validation,
             seed=seed,
         )
+        if designer is not None:
+            check_designer(designer)
         self._answer_tokens, self._design_tokens = max_answer_tokens, max_design_tokens
         self._spec, self._designer = spec, designer
 

@@ -31,7 +31,7 @@ from engineer import designers
 from engineer.designers import Design, Designer, NoAnswerError
 from engineer.record import RunRecord
 from engineer.space import ConfigurationSpace
-from experiments.bridges.rounds import Rounds
+from experiments.bridges.rounds import Rounds, check_designer
 from experiments.families.family import Family, Record
 from learner.chat import Completion
 
@@ -57,7 +57,8 @@ class Plan:
       seed: of problems and designs.
 
     Raises:
-      ValueError: a number is below 1, or tokens cost but are not counted.
+      ValueError: a number is below 1, the designer is only a name, or tokens cost but are not
+        counted.
     """
 
     family: Family
@@ -74,6 +75,7 @@ class Plan:
         for name in ("rounds", "steps_per_round", "num_instances", "num_validation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: allowed is 1 or more")
+        check_designer(self.designer)
         if self.family.token_cost and self.tokenizer is None:
             raise ValueError(
                 f"tokenizer=None: token_cost={self.family.token_cost:g} needs one that counts"

@@ -95,6 +95,11 @@ def test_arguments_that_do_not_fit_rounds_are_refused(lakes, tmp_path, options, 
         train(made(lakes), tmp_path, **options)
 
 
+def test_a_designer_that_is_only_named_is_refused_before_training(lakes):
+    with pytest.raises(ValueError, match="designer='mastery': allowed are functions"):
+        made(lakes, designer="mastery")
+
+
 def test_the_extra_trl_alone_is_enough():
     """No package that only the extra train brings is imported."""
     hidden = (

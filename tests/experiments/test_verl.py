@@ -228,6 +228,8 @@ def test_a_training_that_is_resumed_is_refused(planned):
 def test_plans_are_checked(planned, sums):
     with pytest.raises(ValueError, match="steps_per_round=0: allowed is 1"):
         planned(steps_per_round=0)
+    with pytest.raises(ValueError, match="designer='mastery': allowed are functions"):
+        planned(designer="mastery")
     costly = FamilySettings("words:sums", token_cost=0.01).load_family()
     with pytest.raises(ValueError, match=r"tokenizer=None: token_cost=0\.01"):
         Plan(costly, 2, 3, 12, designers.fixed, "file")
