@@ -73,7 +73,7 @@ def test_load_reads_every_slice_once_and_places_it(folder, params, axes, monkeyp
     assert jax.tree.map(lambda x: x.sharding, got) == model.param_shardings(CONFIG, mesh)
     # All of every tensor, nothing twice, however many devices hold a copy of it.
     assert {name: sum(sizes) for name, sizes in read.items()} == {
-        name: np.prod(tensor.shape) for name, tensor in weights._tensors(CONFIG).items()
+        name: np.prod(tensor.shape) for name, tensor in weights.tensors_of(CONFIG).items()
     }
     assert len(read[QUERY]) == axes[1] * axes[2]
 
