@@ -17,9 +17,10 @@ MOST_MOVED = 0.1
 
 
 def local(inner: Designer) -> Designer:
-    """A designer that goes with each parameter only so far that none of its numbers moves too far.
+    """A designer that edits the current configuration locally, towards the inner design.
 
-    All numbers of a parameter go the same part of the way, so that fractions keep their sum.
+    No number moves by more than `MOST_MOVED`. All numbers of a parameter go the same part of the
+    way, so that fractions keep their sum.
     """
 
     def design_locally(record: RunRecord, space: ConfigurationSpace, seed: int) -> Design:

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     if path.exists():
         raise app.UsageError(f"{path}: the file is already there; allowed are new names")
     if (known := importlib.util.find_spec(name)) and known.origin:
-        raise app.UsageError(f"{name!r}: the file would hide a module of that name from Python")
+        raise app.UsageError(f"{name!r}: the file would hide a module; allowed are new names")
     kind = name.title().replace("_", "")
     text = TEMPLATE.read_text(encoding="utf-8").replace("Sums(", f"{kind}(")
     path.write_text(text, encoding="utf-8")

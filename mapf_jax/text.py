@@ -148,14 +148,15 @@ def answer_blocks(text: str) -> list[str]:
 def parse_answer(text: str) -> np.ndarray | None:
     """Reads the last of `answer_blocks` that holds a plan or a pair of numbers.
 
-    So a remark about the tags after the answer does not replace it, but another plan that cannot be
-    read does. The times of a block count up from 0, and every line has the same number of cells, or
-    there is no plan. Deviations that leave one meaning are read: tags in backticks or in bold,
-    blank lines, a Markdown fence around the lines, blanks anywhere between numbers and signs,
-    commas or semicolons between cells, `Step 0:`, `t=0:` and `**0:**`, a bullet (`-`, `+`, `*` and
-    a blank) before a line, a comma, semicolon or full stop after it, and other Unicode blanks,
-    hyphens and full-width signs. Everything else is no plan: missing, repeated or zero-padded
-    times, words, names of agents, other brackets, tables, several times on a line, an open block.
+    So a remark about the tags after the answer does not replace it, but a later plan that cannot be
+    read does: then there is no answer. The times of a block count up from 0, and every line has the
+    same number of cells, or there is no plan. Deviations that leave one meaning are read: tags in
+    backticks or in bold, blank lines, a Markdown fence around the lines, blanks anywhere between
+    numbers and signs, commas or semicolons between cells, `Step 0:`, `t=0:` and `**0:**`, a bullet
+    (`-`, `+`, `*` and a blank) before a line, a comma, semicolon or full stop after it, and other
+    Unicode blanks, hyphens and full-width signs. Everything else is no plan: missing, repeated or
+    zero-padded times, words, names of agents, other brackets, tables, several times on a line, an
+    open block.
 
     Returns:
       The plan int[T, agents, 2], or None if the text has no such block.

@@ -52,8 +52,9 @@ def check(value: Any, shape: Any, name: str) -> None:
             allowed = "numbers from {:g} to {:g}".format(*shape)
             raise ShapeError(f"{name}={checks.shortened(value)}: allowed are {allowed}")
     elif not (
-        (type(value) is shape or shape is float)
-        and (shape not in (int, float) or _is_number(value))
+        _is_number(value) and (shape is float or type(value) is int)
+        if shape in (int, float)
+        else type(value) is shape
     ):
         allowed = "finite numbers" if shape is float else f"values of type {shape.__name__}"
         raise ShapeError(f"{name}={checks.shortened(value)}: allowed are {allowed}")

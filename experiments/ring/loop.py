@@ -186,6 +186,7 @@ class Loop:
         settings, problems = self._settings, self._problems.training(index)
         self._preemption.agree()
         if index > position.round:
+            # Its prompts are new, so scores of others say nothing.
             position.round, position.step, position.prompt_scores = index, 0, None
         task = self._family.task(problems)
         if position.task:

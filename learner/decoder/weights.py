@@ -69,7 +69,7 @@ _BLOCK = {
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class Tensor:
     """One tensor of a checkpoint: a parameter of ours, or one layer of a stack of them.
 
     Attributes:
@@ -85,7 +85,7 @@ class _Tensor:
     shape: tuple[int, ...]
 
 
-def tensors_of(config: DecoderConfig) -> dict[str, _Tensor]:
+def tensors_of(config: DecoderConfig) -> dict[str, Tensor]:
     """Name -> tensor of a checkpoint, layer after layer; tied embeddings have no output matrix."""
     places: dict[str, tuple[tuple[str, ...], int | None]] = {_EMBEDDING: (("embedding",), None)}
     abstract = flatten_dict(abstract_params(config))
@@ -101,7 +101,7 @@ def tensors_of(config: DecoderConfig) -> dict[str, _Tensor]:
     for name, (path, layer) in places.items():
         transpose = path[-1] in ("kernel", "unembedding")
         shape = abstract[path].shape[0 if layer is None else 1 :]
-        tensors[name] = _Tensor(path, layer, transpose, shape[::-1] if transpose else shape)
+        tensors[name] = Tensor(path, layer, transpose, shape[::-1] if transpose else shape)
     return tensors
 
 
@@ -155,7 +155,7 @@ def _is_finite(value: jax.Array) -> jax.Array:
     return jnp.isfinite(value).all()
 
 
-def _file_sharding(tensor: _Tensor, where: NamedSharding) -> NamedSharding:
+def _file_sharding(tensor: Tensor, where: NamedSharding) -> NamedSharding:
     """How a tensor is split in the file's order of axes, given where its parameter lives."""
     stacked = tensor.layer is not None
     axes = tuple(where.spec) + (None,) * (len(tensor.shape) + stacked - len(where.spec))

@@ -247,7 +247,7 @@ class GRPOTrainer:
             other metric was NaN or infinite. The state and the completions are in the error. A task
             must leave out a metric that does not exist (a mean of nothing).
           ValueError: the task returned no `Scores`, or rewards of a wrong shape, or a prompt cannot
-            be sampled from; the message has the numbers of those of the draw.
+            be sampled from; the message lists the step's prompts by their numbers in the task.
         """
         config = self.config
         seconds: dict[str, float] = {}
