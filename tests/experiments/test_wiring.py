@@ -334,28 +334,32 @@ def test_no_two_purposes_and_no_two_rounds_share_a_key():
 
 
 def test_a_round_has_a_key_of_its_own_and_the_tasks_state_from_before(store):
-    asked, restored = [], []
+    """One that goes on keeps its step and its scores of prompts; a new one begins without."""
+    asked, begun, restored = [], [], []
     one = loop.Loop(from_config({"seed": 7}), store, Reporter(quiet=True))
 
     class Stop(Exception):
         pass
 
-    def run(state, task, key, *rest):
+    def run(state, task, key, start_step, num_steps, release, prompt_scores):
         asked.append(jax.random.key_data(key).tolist())
+        begun.append((start_step, prompt_scores))
         raise Stop
 
+    store.write(store.round(0) / "train.jsonl", [{"step": 0}, {"step": 1}])
     one._problems = types.SimpleNamespace(training=lambda _: [])
     one._trainer, one._begun = types.SimpleNamespace(run=run), -1
     one._family = types.SimpleNamespace(
         task=lambda _: types.SimpleNamespace(restore=restored.append)
     )
     for index in range(2):
-        at = types.SimpleNamespace(round=index, task={"x": 1}, step=0, total=0, state=0)
-        at.prompt_scores = None
+        at = types.SimpleNamespace(round=0, task={"x": 1}, step=2, total=2, state=0)
+        at.prompt_scores = "of round 0"
         with pytest.raises(Stop):
             one._train(index, at)
     keys = [problem_sets.round_key(one._settings, problem_sets.TRAINING, i) for i in range(2)]
     assert asked == [jax.random.key_data(key).tolist() for key in keys]
+    assert begun == [(2, "of round 0"), (0, None)]
     assert restored == [{"x": 1}] * 2
 
 
