@@ -14,7 +14,8 @@ class DataSet(Family):
     """The engineer chooses the fraction of each group; subclasses add `prompt` and `verify`.
 
     Args:
-      problems: distinct, each with `group`, the name of its row; each also gets an `index`.
+      problems: each with `group`, the name of its row; each also gets an `index`. Those with one
+        prompt count as one, so that none is in a validation set and in training.
       label: what a group is called, such as "level".
       task: what the trained model learns, such as "to answer questions".
       checks: names of the checks of a completion.
@@ -38,10 +39,11 @@ class DataSet(Family):
         """Draws without replacement; an exhausted group gives fewer."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         left = self.counts(config, count)
-        taken = {problem["index"] for problem in exclude}
+        taken = {self.prompt(problem) for problem in exclude}
         drawn = []
         for problem in map(self.problems.__getitem__, rng.permutation(len(self.problems))):
-            if left.get(problem["group"], 0) and problem["index"] not in taken:
+            if left.get(problem["group"], 0) and (prompt := self.prompt(problem)) not in taken:
+                taken.add(prompt)
                 left[problem["group"]] -= 1
                 drawn.append(problem)
         return self.generated(drawn, config, count)

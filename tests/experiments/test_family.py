@@ -507,11 +507,24 @@ def test_no_set_repeats_what_it_is_kept_apart_from(family, tmp_path, monkeypatch
     assert excluded == [set(), validation, validation]
 
 
+class Facts(families.DataSet):
+    def prompt(self, problem):
+        return problem.get("question", str(problem["index"]))
+
+
 def test_the_groups_of_a_data_set_may_be_numbers():
-    family = families.DataSet([{"group": level} for level in (10, 9)], "level", "to add", ["right"])
+    family = Facts([{"group": level} for level in (10, 9)], "level", "to add", ["right"])
     assert family.space.rows == ("9", "10")
     made = family.generate(jax.random.key(0), family.space.uniform(), 2, ())
     assert {problem["group"] for problem in made.problems} == {"9", "10"}
+
+
+def test_problems_of_one_prompt_are_in_one_set_alone():
+    problems = [{"group": "easy", "question": question, "id": i} for i, question in enumerate("aab")]
+    family, key = Facts(problems, "level", "to add", ["right"]), jax.random.key(0)
+    validation = family.generate(key, family.space.uniform(), 1, ()).problems
+    training = family.generate(key, family.space.uniform(), 3, validation).problems
+    assert sorted(problem["question"] for problem in (*validation, *training)) == ["a", "b"]
 
 
 @pytest.mark.slow
