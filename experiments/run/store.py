@@ -151,6 +151,8 @@ class RunStore:
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Records the wall time and the processor time of its body, however it ends."""
+        with contextlib.suppress(UserError):  # Damaged times must not prevent a run.
+            open_log(self.root / TIMES)
         begin, processor = time.monotonic(), time.process_time()
         try:
             yield

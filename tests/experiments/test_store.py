@@ -96,6 +96,14 @@ def test_damaged_times_do_not_keep_a_report_from_being_made(tmp_path, text):
     assert report.write(tmp_path).is_file()
 
 
+def test_times_after_a_truncated_line_are_kept(tmp_path):
+    path = tmp_path / store.TIMES
+    path.write_text('{"seconds": 1, "cpu_seconds": 1}\n{"seco')
+    with RunStore(tmp_path).timed():
+        pass
+    assert [line["seconds"] for line in store.read_log(path)] == [1, 0]
+
+
 def test_errors_are_one_line_of_bounded_length(tmp_path):
     (tmp_path / ".lock").mkdir()
     with pytest.raises(OSError, match="directory") as caught, RunStore(tmp_path).locked():
