@@ -233,16 +233,17 @@ def test_a_comparison_is_with_the_first_engine():
 def test_pages_hold_plain_values(tmp_path):
     with pytest.raises(ValueError, match="shorter"):
         measurements.Table("t", ("a", "b"), [(1,)]).to_dict()
-    lines = [{"a": np.int64(1234), "c": np.float32(0.5)}, {"a": True, "b": "x|y"}]
+    lines = [{"a": np.int64(1234), "c|d": np.float32(0.5)}, {"a": True, "b": "x|y"}]
     made = [measurements.Table.of("t", lines, "note")]
     runner.run("x", "", lambda options: made, [f"--out={tmp_path / 'pages'}"])
     content = json.loads((tmp_path / "pages" / "x.json").read_text())
     assert content["notes"] == []
     assert content["tables"][0]["rows"] == [
-        {"a": 1234, "c": 0.5, "b": None},
-        {"a": True, "c": None, "b": "x|y"},
+        {"a": 1234, "c|d": 0.5, "b": None},
+        {"a": True, "c|d": None, "b": "x|y"},
     ]
     page = (tmp_path / "pages" / "x.md").read_text()
+    assert "| a | c\\|d | b |" in page
     assert "| 1,234 | 0.5 | \N{EN DASH} |\n| yes | \N{EN DASH} | x\\|y |\n\nnote" in page
 
 
