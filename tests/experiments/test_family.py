@@ -520,7 +520,7 @@ def test_the_groups_of_a_data_set_may_be_numbers():
 
 
 def test_problems_of_one_prompt_are_in_one_set_alone():
-    problems = [{"group": "easy", "question": question, "id": i} for i, question in enumerate("aab")]
+    problems = [{"group": "easy", "question": name} for name in "aab"]
     family, key = Facts(problems, "level", "to add", ["right"]), jax.random.key(0)
     validation = family.generate(key, family.space.uniform(), 1, ()).problems
     training = family.generate(key, family.space.uniform(), 3, validation).problems
