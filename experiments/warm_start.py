@@ -252,8 +252,8 @@ def main(argv: Sequence[str]) -> None:
         if _MODEL.value is not None:
             model_settings = dataclasses.replace(settings.model, path=_MODEL.value)
             settings = dataclasses.replace(settings, model=model_settings)
-    if _MODEL.value is None and settings.training.lora.rank:
-        raise app.UsageError("config.training.lora.rank: adapters need an existing --model")
+        elif settings.training.lora.rank:
+            raise UserError("training.lora.rank: adapters need an existing --model")
     try:
         with ended_in_one_line(FamilyError), memory_errors(_LESS_MEMORY):
             _make(settings, Reporter())
@@ -263,13 +263,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _make(settings: settings_lib.Settings, reporter: Reporter) -> None:
-    try:
+    with user_errors():
         contexts = [context_spec(text) for text in _CONTEXTS.value or []]
-    except ValueError as error:
-        raise app.UsageError(f"--contexts: {error}") from error
     out = Path(_OUT.value)
     if out.exists() and any(path.name != _UNFINISHED for path in out.iterdir()):
-        raise app.UsageError(f"--out={out}: the folder is not empty")
+        raise UserError(f"out={out}: the folder is not empty; allowed are new or empty ones")
     out.mkdir(parents=True, exist_ok=True)  # Now, not after the training, if it cannot be made.
     begin = time.perf_counter()
     with user_errors():

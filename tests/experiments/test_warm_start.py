@@ -96,6 +96,9 @@ def test_only_the_same_warm_start_goes_on(flag, options, file, said, tmp_path, m
             {"learning_rate": 0.0},
             r"error: learning_rate=0\.0: allowed are finite numbers",
         ),
+        ({}, {"out": "tests"}, "error: out=tests: the folder is not empty"),
+        ({}, {"contexts": ["V9"]}, "error: context='V9': allowed are"),
+        ({"training.lora.rank": 2}, {"model": None}, r"error: training\.lora\.rank: adapters need"),
     ],
 )
 def test_what_a_run_would_refuse_ends_it_in_one_line_before_training(
@@ -107,7 +110,8 @@ def test_what_a_run_would_refuse_ends_it_in_one_line_before_training(
     for name in ("quieten", "keep_freed_memory"):  # Not in this process.
         monkeypatch.setattr(warm_start.process, name, lambda *_: None)
     monkeypatch.setattr(warm_start, "load_params", lambda *_: None)  # To be refused before.
-    with flagsaver.flagsaver(out=str(tmp_path), model="sums", solutions=8, designs=2, **given):
+    given = {"out": str(tmp_path), "model": "sums", **given}
+    with flagsaver.flagsaver(solutions=8, designs=2, **given):
         flags.FLAGS.mark_as_parsed()
         with pytest.raises(SystemExit, match=said):
             warm_start.main(["warm_start"])
