@@ -215,7 +215,9 @@ def test_a_mesh_adds_up_the_gradient_of_the_matrix_once(layout, monkeypatch):
     assert len(sums) == (layout[0] > 1)
 
 
-@pytest.mark.parametrize(("layout", "conditions"), [((2, 1, 1), 2), ((1, 2, 1), 0), ((1, 1, 2), 0)])
+@pytest.mark.parametrize(
+    ("layout", "conditions"), [((2, 1, 1), True), ((1, 2, 1), False), ((1, 1, 2), False)]
+)
 def test_nothing_is_exchanged_under_a_condition(layout, conditions):
     """Devices of a CPU might exchange something else first, and wait for each other for ever."""
     targets = jnp.zeros((4, 8), jnp.int32)
@@ -226,7 +228,7 @@ def test_nothing_is_exchanged_under_a_condition(layout, conditions):
 
     with sharding.use(sharding.make_mesh(*layout, devices=jax.devices()[:2])):
         lowered = jax.jit(jax.grad(loss, (0, 1))).lower(jnp.ones((4, 8, 6)), jnp.ones((6, 8)))
-    assert lowered.as_text().count("stablehlo.case") == conditions
+    assert ("stablehlo.case" in lowered.as_text()) == conditions
 
 
 def test_a_vocabulary_that_fsdp_does_not_divide():
