@@ -7,9 +7,8 @@ besides its own gradients.
 
 The host loops over micro-batches. A scan would need all sequences padded to the widest, and a
 program for every number of micro-batches, which changes with the number of non-degenerate groups.
-Here each
-width has one program for gradients, and calls are asynchronous: the devices do not wait for the
-host.
+Here each width has one program for gradients, and calls are asynchronous: the devices do not wait
+for the host.
 
 In float16 the gradients of most tokens would underflow: the loss is multiplied by a large number,
 and the gradients are divided by it in float32 (loss scaling, arXiv 1710.03740). If one overflows,
