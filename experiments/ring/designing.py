@@ -18,7 +18,7 @@ from engineer.record import RunRecord
 from engineer.space import Configuration, ConfigurationSpace
 from experiments.families import Family
 from experiments.run.policy import Policy
-from experiments.run.store import RunStore
+from experiments.run.store import RunStore, read_yaml
 from experiments.settings import EngineerSettings, Settings
 from experiments.text.errors import UserError
 from learner import tokens
@@ -207,7 +207,7 @@ def start_config(settings: Settings, space: ConfigurationSpace, seed: int) -> Co
     if start == "uniform":
         return space.uniform()
     try:
-        config = Configuration.from_dict(yaml.safe_load(Path(start).read_text(encoding="utf-8")))
+        config = Configuration.from_dict(read_yaml(Path(start).read_text(encoding="utf-8")))
         cells = config.cells()
         if cells.keys() == set(space.cells):  # In any order.
             config = Configuration.from_cells({cell: cells[cell] for cell in space.cells})

@@ -472,6 +472,26 @@ def append_log(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         os.fsync(file.fileno())
 
 
+class _TextKeys(yaml.SafeLoader):
+    """Reads every key as it is written: YAML 1.1 takes 3_2 for 32, and no for false."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        self.flatten_mapping(node)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(text: str) -> Any:
+    """The value of a YAML text, such as a configuration, whose keys are all texts.
+
+    Raises:
+      yaml.YAMLError: it is not YAML.
+    """
+    return yaml.load(text, _TextKeys)
+
+
 def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> Any:
     """Reads a JSON, JSON lines or YAML file, by its suffix, and parses its value.
 
@@ -485,7 +505,7 @@ def read_file(path: Path, parse: Callable[[Any], Any] = lambda value: value) -> 
         if path.name == "instances.jsonl":
             _check_digest(path)
         if path.suffix == ".yaml":
-            return parse(yaml.safe_load(text))
+            return parse(read_yaml(text))
         if path.suffix != ".jsonl":
             return parse(json.loads(text))
         records = [json.loads(line) for line in text.split("\n") if line]

@@ -6,8 +6,12 @@ import pytest
 import whole_runs
 
 from engineer.evidence import FailureBreakdown
+from engineer.proposal import render_config
+from engineer.space import Configuration
 from experiments import report
 from experiments.families.lakes.options import LakesOptions
+from experiments.families.lakes.texts import lake_space
+from experiments.ring import designing
 from experiments.run import store
 from experiments.run.store import RunStore
 from experiments.settings import Settings, from_config
@@ -65,6 +69,17 @@ def test_steps_without_gaps(tmp_path):
     path.write_text("".join(lines[:2]))
     with pytest.raises(UserError, match=r"2 steps, the checkpoint stands after 3.*resume_from"):
         store.open_steps(path, 3)
+
+
+@pytest.mark.parametrize("rows", [("3_2", "3_3", "10_2"), ("no", "null", "0x10", "1e3")])
+def test_a_configuration_keeps_rows_that_yaml_takes_for_other_values(tmp_path, rows):
+    space = lake_space(rows)
+    config = space.random(0)
+    path = tmp_path / "start.yaml"
+    store.write_file(path, render_config(config, space) + "\n")
+    assert store.read_file(path, Configuration.from_dict) == config
+    settings = from_config({"engineer": {"start": str(path)}})
+    assert designing.start_config(settings, space, 0) == config
 
 
 @pytest.mark.parametrize(
