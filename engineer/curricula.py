@@ -97,7 +97,8 @@ def progress_bandit(record: RunRecord, space: ConfigurationSpace, seed: int) -> 
     The reward of a row is the change of its valid rate since the previous validation (for round 0:
     the one before training, if any). An exponential average Q <- a |reward| + (1 - a) Q runs over
     the rounds from Q = 0; the absolute value also brings back rows that are being forgotten.
-    Fractions are (1 - e) softmax(Q / t) + e / rows.
+    Fractions are (1 - e) softmax(Q / t) + e / rows. The paper averages signed rewards and chooses
+    by |Q|, in which a gain and a loss cancel, and has either softmax or exploration.
     """
     validations = [past.breakdown for past in record.history]
     if record.initial is not None:
