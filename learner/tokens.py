@@ -16,6 +16,8 @@ import numpy as np
 from learner import checks
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+# Classes of tokenizers that are what their tokenizer.json says, by their names in transformers.
+_GENERIC = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 THINK_BEGIN, THINK_END = "<think>", "</think>"
 # How Qwen3's thought is ended when it is cut off (arXiv 2505.09388, section 4.3).
@@ -91,10 +93,12 @@ def load_tokenizer(folder: str | Path) -> Any:
         raise ValueError(f"folder {str(folder)!r} has none of {', '.join(_TOKENIZER_FILES)}")
     # Otherwise transformers advises to install torch, which a tokenizer does not need.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        # `AutoTokenizer` cuts text as Qwen2's does wherever config.json has that model type.
+        kind = PreTrainedTokenizerFast if _is_generic(Path(folder)) else AutoTokenizer
+        tokenizer = kind.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # Broken files raise many kinds of errors.
@@ -120,6 +124,14 @@ def load_tokenizer(folder: str | Path) -> Any:
     except ValueError as error:
         raise ValueError(f"the chat template in {str(folder)!r} {error}") from error
     return tokenizer
+
+
+def _is_generic(folder: Path) -> bool:
+    """Whether its tokenizer has no class of its own."""
+    path = folder / "tokenizer_config.json"
+    if not (path.is_file() and (folder / "tokenizer.json").is_file()):
+        return False
+    return checks.json_object(path).get("tokenizer_class") in _GENERIC
 
 
 def _try_template(tokenizer: Any) -> None:

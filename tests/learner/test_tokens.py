@@ -13,6 +13,7 @@ from whole_runs import python
 
 from learner import tokens
 from learner.chat import Completion
+from learner.decoder.config import ARCHITECTURES
 from learner.training import sft
 
 TEMPLATE = (
@@ -228,6 +229,9 @@ def test_character_tokenizer(tmp_path):
             sft.encode_examples(tokenizer, [([{"role": "user", "content": prompt}], completion)])
     tokenizer.save_pretrained(tmp_path)
     assert tokens.load_tokenizer(tmp_path).encode("ab") == [0, 1]
+    for kind in ARCHITECTURES:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        assert tokens.load_tokenizer(tmp_path).encode("b a+1") == [1, 2, 0, 3, 4]
     # A chat model's own file may name further ends.
     for said, stops in ((None, (5,)), (3, (3, 5)), ([5, 0], (0, 5))):
         contents = json.dumps({"eos_token_id": said, "temperature": 0.6})
