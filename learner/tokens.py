@@ -327,7 +327,7 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     except Exception as error:  # The package tokenizers has no class for it.
         added = "|".join(map(re.escape, tokenizer.get_added_vocab()))
         characters = set().union(*(re.sub(added, "", text) for text in texts))
-        unknown = "".join(sorted(characters - tokenizer.get_vocab().keys()))
+        unknown = "".join(one for one in sorted(characters) if not _encodes(tokenizer, one))
         if not unknown:
             raise
         shown = checks.shortened(unknown)
@@ -335,6 +335,14 @@ def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
             f"the tokenizer cannot encode a text ({checks.first_line(error)}); it has no token for "
             f"its characters {shown}"
         ) from error
+
+
+def _encodes(tokenizer: Any, text: str) -> bool:
+    try:
+        tokenizer(text)
+    except Exception:
+        return False
+    return True
 
 
 def opens_thought(tokenizer: Any, enable_thinking: bool) -> bool:

@@ -50,6 +50,11 @@ def test_chat_round_trip(folder):
     assert tokenizer.convert_ids_to_tokens(list(ends)) == ["<|endoftext|>", "<|im_end|>"]
 
 
+def test_only_what_has_no_token_is_named(byte_tokenizer):
+    with pytest.raises(ValueError, match=r"no token for its characters '\\ud800'$"):
+        tokens.encode_texts(byte_tokenizer, ["hé 你\n\ud800 world"])
+
+
 def test_loading_without_torch_is_silent(folder):
     """transformers advises to install torch; nothing of that may reach the terminal."""
     program = (
