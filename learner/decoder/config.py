@@ -275,7 +275,9 @@ class DecoderConfig:
             values.setdefault("num_key_value_heads", heads)
         if architecture.head_dim is not None:
             values.setdefault("head_dim", architecture.head_dim)
-        elif isinstance(values.get("hidden_size"), int) and isinstance(heads, int) and heads > 0:
+        elif "hidden_size" in values and heads is not None:
+            sizes = types.SimpleNamespace(**values)
+            checks.integers(sizes, hidden_size=1, num_attention_heads=1)
             values.setdefault("head_dim", values["hidden_size"] // heads)
         theta = rope.get("rope_theta", mapping.get("rope_theta"))
         values["rope_theta"] = architecture.rope_theta if theta is None else theta

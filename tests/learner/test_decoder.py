@@ -509,6 +509,11 @@ def test_published_4b_file_gives_the_published_number_of_parameters():
         ({"head_dim": 127}, "head_dim=127"),
         ({"hidden_size": 0}, "hidden_size=0"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0"),
+        # Where the width of heads follows from their number.
+        (
+            {"model_type": "llama", "head_dim": None, "num_attention_heads": "32"},
+            "num_attention_heads='32'",
+        ),
     ],
 )
 def test_unsupported_configurations_are_refused_by_field(changes, message):
