@@ -10,6 +10,7 @@ A matrix of a block may have a low-rank adapter beside its "kernel": see `Projec
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -397,15 +398,19 @@ def logical_axes(config: DecoderConfig) -> Params:
     return nn.get_partition_spec(boxed)
 
 
+# Dimensions of the model, and the mesh axis that splits each.
+_SPLIT = (
+    ("num_attention_heads", "tensor"),
+    ("num_key_value_heads", "tensor"),
+    ("intermediate_size", "tensor"),
+    ("vocab_size", "tensor"),
+    ("hidden_size", "fsdp"),
+)
+
+
 def undivided(config: DecoderConfig, mesh: Mesh) -> tuple[str, str] | None:
     """A dimension of the model that does not divide over its mesh axis, and the axis; or None."""
-    for field, axis in (
-        ("num_attention_heads", "tensor"),
-        ("num_key_value_heads", "tensor"),
-        ("intermediate_size", "tensor"),
-        ("vocab_size", "tensor"),
-        ("hidden_size", "fsdp"),
-    ):
+    for field, axis in _SPLIT:
         if getattr(config, field) % mesh.shape[axis]:
             return field, axis
     return None
@@ -416,7 +421,8 @@ def check_mesh(config: DecoderConfig, mesh: Mesh) -> None:
     if found := undivided(config, mesh):
         field, axis = found
         value = getattr(config, field)
-        allowed = [n for n in range(1, min(value, 64) + 1) if value % n == 0]
+        common = math.gcd(*(getattr(config, name) for name, other in _SPLIT if other == axis))
+        allowed = [n for n in range(1, min(common, 64) + 1) if common % n == 0]
         raise ValueError(
             f"{field} is {value}, which mesh axis {axis}={mesh.shape[axis]} does not divide; "
             f"allowed sizes of {axis}: {allowed}"

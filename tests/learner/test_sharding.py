@@ -64,7 +64,7 @@ def test_matrices_and_optimizer_moments_are_split_alike():
     ("axes", "message"),
     [
         ({"tensor": 4}, r"num_key_value_heads is 2.*tensor=4.*\[1, 2\]"),
-        ({"tensor": 8}, "num_attention_heads is 4"),
+        ({"tensor": 8}, r"num_attention_heads is 4.*\[1, 2\]"),
         ({"fsdp": 3}, "hidden_size is 32.*fsdp=3"),
     ],
 )
