@@ -101,11 +101,10 @@ def cache_folder() -> Path:
     return root / "mapf-frozenlake-rl"
 
 
-@functools.cache
 def _converted(path: Path) -> Path:
     """The folder that holds a GGUF file's model, by the file's contents."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    now = path.stat()
+    digest = _digest(path.resolve(), now.st_mtime_ns, now.st_size)
     folder = cache_folder() / "gguf" / f"{path.stem}-{digest[:16]}"
     if not folder.is_dir():
         try:
@@ -114,6 +113,14 @@ def _converted(path: Path) -> Path:
             if not folder.is_dir():  # Else another process was faster.
                 raise
     return folder
+
+
+@functools.cache  # It takes seconds for each gigabyte.
+def _digest(path: Path, modified: int, size: int) -> str:
+    """Of a file's contents, for as long as time and size say that they are the same."""
+    del modified, size
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @functools.cache  # Else every call would ask the hub whether the files have changed.

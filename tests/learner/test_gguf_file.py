@@ -163,16 +163,19 @@ def test_a_file_is_converted_once(reference, tmp_path, monkeypatch):
 
     def slowly(*args):
         monkeypatch.setattr(gguf_file, "_write_weights", write_weights)
-        faster.append(hub._converted.__wrapped__(path))  # Another process.
+        faster.append(hub._converted(path))  # Another process.
         write_weights(*args)
 
     monkeypatch.setattr(gguf_file, "_write_weights", slowly)
     first = hub.model_folder(path)
     assert faster == [first] == list(first.parent.iterdir())
     monkeypatch.setattr(gguf_file, "convert", lambda *_: pytest.fail("converted again"))
-    hub._converted.cache_clear()
     assert hub.model_folder(str(path)) == first
     assert (first / "config.json").is_file()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write(path, reference, pre="gpt-2")  # Another model of the same name.
+    assert hub.model_folder(path) != first
 
 
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
