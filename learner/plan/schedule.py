@@ -161,11 +161,11 @@ def full(prompt: int, most: int) -> Caches:
     return Caches(prompt, lambda count: np.full(count, most - 1))
 
 
-def mixed(prompt: int, most: int, mean: float = 1000.0) -> Caches:
-    """Caches of completions of lognormal lengths whose standard deviation is their mean."""
+def mixed(prompt: int, most: int) -> Caches:
+    """Caches of completions of lognormal lengths, mean and standard deviation 1,000 tokens."""
 
     def draw(count: int) -> np.ndarray:
-        lengths = np.random.default_rng(0).lognormal(np.log(mean) - np.log(2) / 2, 0.83255, count)
+        lengths = np.random.default_rng(0).lognormal(np.log(1000.0) - np.log(2) / 2, 0.83255, count)
         return np.minimum(lengths.astype(int), most - 1)
 
     return Caches(prompt, draw)
