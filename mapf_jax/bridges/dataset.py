@@ -4,6 +4,7 @@ A folder with one file per split and a card, `README.md`, with the type of each 
 `datasets.load_dataset` loads from the disk and from the hub.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -97,9 +98,12 @@ def write_dataset(
     tables = {split: dataset_rows(records, split, list_holes) for split, records in splits.items()}
     (folder / "data").mkdir(parents=True, exist_ok=True)
     features = datasets.Features._from_yaml_list(TYPES)
+    digest = hashlib.sha256()
     for split, rows in tables.items():
         table = datasets.Dataset.from_list(rows, features=features)
-        table.to_parquet(folder / "data" / f"{split}.parquet")
+        path = folder / "data" / f"{split}.parquet"
+        table.to_parquet(path)
+        digest.update(path.read_bytes())
     template = jinja2.Template(
         (_FOLDER / "card.md").read_text(encoding="utf-8"),
         trim_blocks=True,
@@ -107,5 +111,11 @@ def write_dataset(
         undefined=jinja2.StrictUndefined,
     )
     files = [{"split": split, "path": f"data/{split}.parquet"} for split in tables]
-    card = template.render(tables=tables, files=files, features=TYPES, columns=COLUMNS)
+    # `datasets` keeps what it has loaded, by the folder's name and the card alone.
+    config = {
+        "config_name": "default",
+        "description": f"sha256 {digest.hexdigest()}",
+        "data_files": files,
+    }
+    card = template.render(tables=tables, config=config, features=TYPES, columns=COLUMNS)
     (folder / "README.md").write_text(card, encoding="utf-8")

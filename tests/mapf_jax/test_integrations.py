@@ -107,6 +107,11 @@ def test_exported_splits_load_with_the_right_types(tmp_path, records, capsys, mo
     # The card alone, as the hub's pages read it, says the same.
     card = datasets.info.DatasetInfosDict.from_directory(str(out))
     assert next(iter(card.values())).features == expected
+    # Others in the same folder are not what was loaded before.
+    dataset.write_dataset(out, {"train": records[3:], "test": records[:3]})
+    loaded = datasets.load_dataset(str(out), cache_dir=str(tmp_path / "cache" / "loaded"))
+    for row, record in zip(loaded["train"], records[3:], strict=True):
+        read_back(row, record)
 
 
 def test_unsolved_records_are_not_exported(tmp_path, records, capsys):
