@@ -49,11 +49,14 @@ def violations(instance: Instance, positions: Array, next_positions: Array) -> V
       next_positions: int[A, 2], cells after it.
     """
     active = jnp.asarray(instance.active)
+    positions, next_positions = (
+        jnp.asarray(cells).astype(jnp.int32) for cells in (positions, next_positions)
+    )
     row, column = next_positions[:, 0], next_positions[:, 1]
     inside = jnp.all((next_positions >= 0) & (next_positions < instance.size), axis=-1)
     blocked = jnp.asarray(instance.blocked)
     hole = inside & blocked[jnp.where(inside, row, 0), jnp.where(inside, column, 0)]
-    distance = jnp.abs(next_positions.astype(jnp.int32) - positions.astype(jnp.int32)).sum(-1)
+    distance = jnp.abs(next_positions - positions).sum(-1)
     before, after = _anywhere(positions, active), _anywhere(next_positions, active)
     return {
         ViolationKind.ILLEGAL_MOVE: (distance > 1) & active,

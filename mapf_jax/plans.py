@@ -21,7 +21,7 @@ def arrivals(paths: T, goals: Array) -> T:
     """
     away = (paths != goals[..., None, :, :]).any(-1)
     times = np.arange(1, paths.shape[-3] + 1, dtype=np.int32)
-    return (away * times[:, None]).max(-2)
+    return (away.astype(np.int32) * times[:, None]).max(-2)
 
 
 def waiting(paths: T, arrivals: T) -> T:

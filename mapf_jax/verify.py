@@ -34,7 +34,8 @@ def _broken_rules(instance: Instance, plan: Plan) -> dynamics.Violations:
         (ViolationKind.WRONG_START, 0, positions[0], instance.starts),
         (ViolationKind.GOAL_MISSED, last, positions[-1], instance.goals),
     ):
-        broken[rule] = (times == time) & (found != cells).any(-1) & instance.active
+        elsewhere = (found != cells.astype(found.dtype)).any(-1)
+        broken[rule] = (times == time) & elsewhere & instance.active
     return broken
 
 
@@ -48,7 +49,9 @@ def _verify_one(instance: Instance, plan: Plan) -> Verdict:
     agent_count = plan.parsable & (plan.num_agents == active.sum())
     broken = _broken_rules(instance, plan)
     kept = {rule: agent_count & ~jnp.any(flags) for rule, flags in broken.items()}
-    costs = jnp.where(active, arrivals(jnp.asarray(plan.positions), instance.goals), 0)
+    positions = jnp.asarray(plan.positions)
+    goals = instance.goals.astype(positions.dtype)
+    costs = jnp.where(active, arrivals(positions, goals), 0)
     checks = {
         "parsable": plan.parsable,
         "legal_moves": kept[ViolationKind.ILLEGAL_MOVE],

@@ -222,14 +222,14 @@ class MapfFrozenLake:
         active = jnp.asarray(state.cells != dynamics.ABSENT)
         weights, rewards = self.reward, jnp.zeros((self.num_agents,), jnp.float32)
         for weight, term in (
-            (weights.goal, at_goal.astype(jnp.float32) - was_at_goal),
-            (weights.step, (costs - state.costs).astype(jnp.float32)),
+            (weights.goal, at_goal.astype(jnp.int8) - was_at_goal.astype(jnp.int8)),
+            (weights.step, costs - state.costs),
             (weights.violation, broken),
             (weights.team, success),
             (weights.team_violation, jnp.any(broken)),
         ):
             if weight:
-                rewards += weight * term
+                rewards += weight * term.astype(jnp.float32)
         shown = self.first_timestep(after)
         return after, dataclasses.replace(
             shown,
@@ -322,12 +322,12 @@ class MapfFrozenLake:
         # The two moves across: left and right for up and down, and the other way round.
         first = jnp.where(actions < dynamics.LEFT, dynamics.LEFT, dynamics.UP)
         other = draw < self.slip_probability / 2
-        return jnp.where(slips, first + other, actions).astype(actions.dtype)
+        return jnp.where(slips, first + other.astype(jnp.int32), actions).astype(actions.dtype)
 
 
 def _terrain_at(state: State, cells: jax.Array) -> jax.Array:
     """uint8[n], the kinds of numbered cells."""
-    index = cells if state.offset is None else state.offset + cells
+    index = cells if state.offset is None else state.offset + cells.astype(jnp.int32)
     # Moves from free cells lead at most into the border, so no index is out of bounds.
     return jnp.asarray(state.terrain).at[index].get(mode="promise_in_bounds")
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mapf_jax import ViolationKind, verify
+from mapf_jax import ViolationKind, solve, verify
 from mapf_jax.env import LogEpisodes, PoolAutoReset, make, rollout, wrappers
 from mapf_jax.generator import draw
 
@@ -38,6 +38,17 @@ def batched(wrapper, slippery=False):
     axes = (0, 0, None, 0) if slippery else (0, 0, None)
     reset = jax.vmap(wrapper.reset, in_axes=(0, None))
     return jax.jit(reset), jax.jit(jax.vmap(wrapper.step, in_axes=axes))
+
+
+def test_nothing_is_promoted_where_that_is_forbidden():
+    env = make("MapfFrozenLakeSlippery-v0", num_agents=AGENTS, size=SIZE, action_mask=True)
+    with jax.numpy_dtype_promotion("strict"):
+        pool = pool_of(BATCH)
+        assert verify(pool, solve(pool)).valid.any()
+        reset, step = batched(PoolAutoReset(env), slippery=True)
+        keys = jax.random.split(jax.random.key(0), BATCH)
+        shared = PoolAutoReset(env).pool(pool)
+        step(reset(keys, shared)[0], actions_of(0), shared, keys)
 
 
 def replay(env, step, state, timestep, arguments, next_instance):
