@@ -181,13 +181,17 @@ def blocked_moves(cells: Array, next_cells: Array, codes: Array) -> Violations:
     return broken | {ViolationKind.VERTEX: stays & ~swap, ViolationKind.SWAP: swap}
 
 
-def _anywhere(positions: Array, active: Array) -> jax.Array:
+def _anywhere(positions: jax.Array, active: Array) -> jax.Array:
     """uint32[A], distinct numbers for distinct int16 (row, column), on the lake or not.
 
     Only the farthest corner (-32768, -32768) shares its number with `ABSENT`.
+
+    Args:
+      positions: int32[A, 2]; int16 would overflow here.
+      active: bool[A].
     """
     corner = np.iinfo(np.int16).min
-    wide = (jnp.asarray(positions).astype(jnp.int32) - corner).astype(jnp.uint32)
+    wide = (positions - corner).astype(jnp.uint32)
     return jnp.where(active, (wide[..., 0] << 16) | wide[..., 1], ABSENT)
 
 

@@ -18,7 +18,7 @@ OPPOSITE = (dynamics.DOWN, dynamics.UP, dynamics.RIGHT, dynamics.LEFT)
 
 def cell_mask(cells: Array, width: int) -> jax.Array:
     """bool[B, S, S], True at the one cell int[B, 2] of each lake (nowhere for a cell outside)."""
-    index = jnp.arange(width, dtype=cells.dtype)
+    index, cells = jnp.arange(width, dtype=jnp.int32), jnp.asarray(cells).astype(jnp.int32)
     rows = index[None, :, None] == cells[:, 0, None, None]
     columns = index[None, None, :] == cells[:, 1, None, None]
     return rows & columns
