@@ -300,23 +300,20 @@ def save(
             the host at a time.
 
     Raises:
-        ValueError: the parameters are not those of `config` (adapters are merged before, by
+        ValueError: the parameters are not those of `config` (merge adapters first, by
             `learner.training.lora.merge`), or `dtype` is unknown.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 
     folder = Path(folder)
     found, expected = (
-        {
-            jax.tree_util.keystr(path): jnp.shape(x)
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        {name: jnp.shape(x) for name, x in flatten_dict(tree, sep=".").items()}
         for tree in (params, abstract_params(config))
     )
     for name in sorted(found.keys() | expected.keys()):
         one, other = found.get(name, "nothing"), expected.get(name, "nothing")
         if one != other:
-            raise ValueError(f"params{name} is {one}; by the configuration it is {other}")
+            raise ValueError(f"params.{name} is {one}; by the configuration it is {other}")
     dtype = dtype or str(params["embedding"].dtype)
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: allowed are {DTYPES}")

@@ -287,7 +287,7 @@ def test_generation_config_states_the_special_ids_and_saves_are_checked(params, 
     weights.save(tmp_path, params, CONFIG)
     assert weights.read_generation_config(tmp_path) == {"eos_token_id": [3, 4], "pad_token_id": 0}
     for key, expected in (("embedding", r"\("), ("adapters", "nothing")):
-        said = rf"params\['{key}'\] is \(2, 2\); by the configuration it is {expected}"
+        said = rf"params\.{key} is \(2, 2\); by the configuration it is {expected}"
         with pytest.raises(ValueError, match=said):
             weights.save(tmp_path, {**params, key: jnp.zeros((2, 2))}, CONFIG)
     with pytest.raises(ValueError, match=r"dtype='float64': allowed are"):
