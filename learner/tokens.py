@@ -127,7 +127,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 
 def _is_generic(folder: Path) -> bool:
-    """Whether its tokenizer has no class of its own."""
+    """Whether the folder's tokenizer has no class of its own in transformers."""
     path = folder / "tokenizer_config.json"
     if not (path.is_file() and (folder / "tokenizer.json").is_file()):
         return False

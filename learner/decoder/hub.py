@@ -117,7 +117,7 @@ def _converted(path: Path) -> Path:
 
 @functools.cache  # It takes seconds for each gigabyte.
 def _digest(path: Path, modified: int, size: int) -> str:
-    """Of a file's contents, for as long as time and size say that they are the same."""
+    """SHA-256 of a file, read anew when its time or size has changed."""
     del modified, size
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
