@@ -26,8 +26,8 @@ class ContextSpec:
     Attributes:
       guideline: show module G.
       neutral: module G explains what the numbers do but gives no advice. Not in the publication.
-      history: module H: "none", "designed" (without round 0, whose configuration nobody designed),
-        or "all".
+      history: module H: "none", "designed" (without the rounds on the first configuration, which
+        nobody designed), or "all".
       summary: show module S, and ask for the explanation that it carries forward.
       training: module T: "none", "bookkeeping" or "full".
       current: show the configuration to be replaced if module H does not. Not in the publication.

@@ -31,7 +31,7 @@ def run_record(store: RunStore, settings: Settings, family: Family, index: int) 
             round=past,
             config=store.read(store.round(past) / "environment.yaml", Configuration.from_dict),
             evidence=round_evidence(store, family, past),
-            cold_start=past == 0,
+            cold_start=past < settings.engineer.kept_rounds,
             summary=_explanation(store, past),
         )
         for past in range(index)

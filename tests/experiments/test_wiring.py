@@ -97,7 +97,7 @@ def test_the_reward_of_the_last_quarter_is_that_of_the_last_steps(store):
     assert (found.steps, found.reward, found.reward_last) == (8, 3.5, 6.5)
 
 
-def test_only_the_first_round_of_a_record_started_cold(store):
+def test_only_rounds_on_the_first_configuration_started_cold(store):
     rates = family.breakdown([answer("validation-0", valid=True)]).to_dict()
     for folder in (store.root / "initial", store.round(0), store.round(1)):
         store.write(folder / "validation.json", rates)
@@ -110,6 +110,8 @@ def test_only_the_first_round_of_a_record_started_cold(store):
     record = outcomes.run_record(store, from_config({}), family, 2)
     assert [(one.round, one.cold_start) for one in record.history] == [(0, True), (1, False)]
     assert [one.summary for one in record.history] == [None, "more of 3"]
+    late = from_config({"engineer": {"kept_rounds": 2}})
+    assert all(one.cold_start for one in outcomes.run_record(store, late, family, 2).history)
 
 
 def test_failures_in_training_are_drawn_with_their_own_problems():
